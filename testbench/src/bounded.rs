@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_check_whose_bound_passes_fails() {
-        let said = message(|| check_on_threads(Duration::from_millis(5), std::future::pending()));
-        assert!(said.starts_with("the test has not ended within 5ms"), "{said}");
+        let reply = message(|| check_on_threads(Duration::from_millis(5), std::future::pending()));
+        assert!(reply.starts_with("the test has not ended within 5ms"), "{reply}");
     }
 }

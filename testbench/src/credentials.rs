@@ -1,4 +1,4 @@
-//! Certificates and logins for services that want to know who comes.
+//! Certificates and logins for services that authenticate their clients.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,11 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
-    /// One of this name.
+    /// Creates an authority of this name.
     ///
     /// # Panics
     ///
-    /// If no key can be made, as everything here.
+    /// No key can be made. The other functions here panic for that too.
     pub fn new(name: &str) -> Authority {
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
         params.distinguished_name.push(DnType::CommonName, name);
@@ -34,7 +34,7 @@ impl Authority {
         put(folder, &format!("{name}.key"), &key.serialize_pem());
     }
 
-    /// Writes its own certificate.
+    /// Writes the certificate of the authority.
     pub fn publish(&self, folder: &Path, file: &str) {
         put(folder, file, &self.0.pem());
     }
@@ -44,7 +44,7 @@ fn put(folder: &Path, file: &str, text: &str) {
     fs::write(folder.join(file), text).expect("the folder is ours");
 }
 
-/// What an encrypted service and its clients need, in one folder: `ca.pem`, `server.pem` and `server.key` for
+/// The certificates of an encrypted service and its clients, in one folder: `ca.pem`, `server.pem` and `server.key` for
 /// 127.0.0.1 and localhost, `client.pem` and `client.key`.
 pub struct Credentials {
     folder: PathBuf,
@@ -53,7 +53,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Writes them.
+    /// Creates and writes them.
     pub fn new(folder: &Path) -> Credentials {
         let authority = Authority::new("ours");
         authority.publish(folder, "ca.pem");
@@ -62,18 +62,18 @@ impl Credentials {
         Credentials { folder: folder.to_owned(), authority }
     }
 
-    /// From now on a service that is started wants to see certificates of clients.
+    /// Makes services that are started from now on require client certificates.
     pub fn demand_certificates(&self) {
         self.authority.publish(&self.folder, "clients.pem");
     }
 
-    /// The variable that makes `serve` encrypt.
+    /// Returns the environment variable that makes `serve` encrypt.
     pub fn tls(&self) -> (&'static str, String) {
         ("SERVE_TLS", self.folder.display().to_string())
     }
 }
 
-/// What a client's URL says about the credentials in this folder: whom it believes and what it shows.
+/// Returns the options of a client's URL: the authority that it trusts, and its certificate.
 pub fn options(folder: &Path) -> String {
     let folder = folder.display();
     format!("ca={folder}/ca.pem&cert={folder}/client.pem&key={folder}/client.key")
@@ -89,35 +89,35 @@ pub struct Login {
 }
 
 impl Login {
-    /// One who may do this with locks whose names begin so, with a secret of its own.
+    /// Creates a user with a random secret and one right: this verb, on names with this prefix.
     pub fn new(name: &str, verb: &str, prefix: &str) -> Login {
         let secret = Secret::random().expect("random numbers");
         let (hash, right) = (secret.hash().to_string(), format!("{verb} {prefix}"));
         Login { name: name.to_owned(), secret: secret.reveal().to_owned(), hash, right }
     }
 
-    /// The same user, who may do something else.
+    /// Returns the same user with another right.
     pub fn allowed(&self, verb: &str, prefix: &str) -> Login {
         Login { right: format!("{verb} {prefix}"), ..self.clone() }
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its secret.
+    /// Returns the secret.
     pub fn secret(&self) -> &str {
         &self.secret
     }
 
-    /// What stands before the `@` in a URL.
+    /// Returns the part of a URL before the `@`.
     pub fn in_url(&self) -> String {
         format!("{}:{}", self.name, self.secret)
     }
 }
 
-/// The variable that makes these the users of `serve`.
+/// Returns the environment variable that makes these the users of `serve`.
 pub fn users(logins: &[&Login]) -> (&'static str, String) {
     let user = |login: &&Login| format!("{} {} {}", login.name, login.hash, login.right);
     ("SERVE_USERS", logins.iter().map(user).collect::<Vec<_>>().join(";"))

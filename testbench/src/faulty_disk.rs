@@ -1,5 +1,5 @@
 //! A disk in memory that fails as disks do: what was not flushed may be lost, sector by sector; flushes fail; it fills
-//! up; bits flip; flushes take as long as a test wants. Everything else is decided by a seed.
+//! up; bits flip; flushes take as long as a test wants. A seed decides everything else.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,17 +8,17 @@ use std::time::Duration;
 
 use palisade_server::storage::disk::{Disk, DiskFile};
 
-/// What a disk writes whole or not at all.
+/// The unit that a disk writes whole or not at all.
 const SECTOR: usize = 512;
 
-/// A disk that does what it is told to.
+/// A disk with injected faults.
 #[derive(Debug, Clone, Default)]
 pub struct FaultyDisk {
     state: Arc<Mutex<State>>,
     gate: Arc<Gate>,
 }
 
-/// Where flushes are held back.
+/// The gate at which flushes are held back.
 #[derive(Debug, Default)]
 struct Gate {
     flushes: Mutex<Flushes>,
@@ -52,10 +52,10 @@ impl Gate {
 struct State {
     /// Every file there ever was.
     files: Vec<File>,
-    /// Which names there are now, and which there would be after a power cut.
+    /// The names that exist now, and those that would exist after a power cut.
     names: BTreeMap<String, usize>,
     durable_names: BTreeMap<String, usize>,
-    /// What has been done to the names since they were last made durable.
+    /// The changes of names that are not durable yet.
     changes: Vec<BTreeMap<String, usize>>,
     /// Operations until the disk fails, and how.
     plan: Option<(usize, Fault)>,
@@ -87,17 +87,17 @@ pub struct FaultyFile {
     file: usize,
 }
 
-/// Numbers that look random and are the same for the same seed.
+/// Pseudo-random numbers from a seed.
 #[derive(Debug, Clone)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// From a seed.
+    /// Starts at a seed.
     pub fn new(seed: u64) -> Dice {
         Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// A number below `sides`.
+    /// Returns a number below `sides`.
     pub fn roll(&mut self, sides: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -115,46 +115,46 @@ fn gone(name: &str) -> io::Error {
 }
 
 impl FaultyDisk {
-    /// Fails so after so many more operations.
+    /// Fails in this way after this number of operations.
     pub fn fail_after(&self, operations: usize, fault: Fault) {
         lock(&self.state).plan = Some((operations, fault));
     }
 
-    /// From now on no flush returns, until [`release_flushes`](FaultyDisk::release_flushes).
+    /// Holds back every flush, until [`release_flushes`](FaultyDisk::release_flushes).
     pub fn hold_flushes(&self) {
         self.gate.flushes().is_closed = true;
     }
 
-    /// Lets flushes return, those too that were held back.
+    /// Lets flushes return, including those that were held back.
     pub fn release_flushes(&self) {
         self.gate.flushes().is_closed = false;
         self.gate.changed.notify_all();
     }
 
-    /// Waits until a flush is held back; whether there is one within this time.
+    /// Waits until a flush is held back. Returns whether that happened within this time.
     pub fn await_held_flush(&self, within: Duration) -> bool {
         let is_none = |flushes: &mut Flushes| flushes.waiting == 0;
         let waited = self.gate.changed.wait_timeout_while(self.gate.flushes(), within, is_none);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// How many operations there have been.
+    /// Returns the number of operations so far.
     pub fn operations(&self) -> usize {
         lock(&self.state).operations
     }
 
-    /// The disk after a power cut: what was flushed, and of the rest whatever the dice say.
+    /// Returns the disk after a power cut: what was flushed, and a random part of the rest.
     pub fn after_power_cut(&self, dice: &mut Dice) -> FaultyDisk {
         let before = lock(&self.state).clone();
         let files = before.files.iter().map(|file| file.after_power_cut(dice)).collect();
-        // Changes of names arrive in their order, up to some point.
+        // Changes of names become durable in their order, up to some point.
         let arrived = dice.roll(before.changes.len() + 1);
         let names = before.changes[..arrived].last().unwrap_or(&before.durable_names).clone();
         let state = State { files, names: names.clone(), durable_names: names, ..State::default() };
         FaultyDisk { state: Arc::new(Mutex::new(state)), gate: Arc::default() }
     }
 
-    /// The disk with one bit changed somewhere in what was written; says where.
+    /// Returns the disk with one bit flipped in what was written, and its position.
     pub fn with_flipped_bit(&self, dice: &mut Dice) -> Option<(FaultyDisk, String, usize)> {
         let mut after = lock(&self.state).clone();
         after.plan = None;
@@ -271,7 +271,7 @@ impl Disk for FaultyDisk {
         name.to_owned()
     }
 
-    /// At once, so that the same seed always does the same.
+    /// Writes at once, so that the same seed always does the same.
     fn spawn(&self, job: impl FnOnce() + Send + 'static) {
         job();
     }

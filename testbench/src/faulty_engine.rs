@@ -1,5 +1,5 @@
-//! An engine that stands between a keeper and a real engine, and does to calls and answers what a test says: fails
-//! them, loses them, holds them back. Nothing here waits for time to pass, unless a standstill is the fault itself.
+//! An engine between a keeper and a real engine. It fails, loses or holds back calls and replies at the test's command.
+//! No wait here is a sleep, unless a standstill is the fault itself.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -16,7 +16,7 @@ use tokio::sync::{Notify, mpsc, watch};
 
 use crate::bounded::within;
 
-/// What a keeper can call.
+/// A call of a keeper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Call {
@@ -37,25 +37,25 @@ pub enum Call {
     Watch,
 }
 
-/// What happens to a call.
+/// A fault of a call.
 #[derive(Debug, Clone)]
 pub enum Act {
     /// It never arrives, and fails at once.
     Fail,
-    /// It is refused for lack of a right.
+    /// It is denied.
     Deny,
-    /// It is carried out, and then fails as if its answer had been lost.
+    /// It is carried out, and then fails as if its reply had been lost.
     LoseAnswer,
     /// It arrives when the gate is opened.
     HoldRequest(Gate),
     /// It is carried out at once, and answered when the gate is opened.
     HoldAnswer(Gate),
-    /// It is carried out, and before it is answered the keeper's thread stops for so long, like that of a process
-    /// that is suspended.
+    /// It is carried out, and before it is answered the keeper's thread stops for this time, like that of a
+    /// suspended process.
     Stop(Duration),
 }
 
-/// Where a call waits until the test opens it.
+/// A gate at which a call waits until the test opens it.
 #[derive(Debug, Clone)]
 pub struct Gate(watch::Sender<Stand>);
 
@@ -71,12 +71,12 @@ impl Gate {
         Gate(watch::Sender::new(Stand::Alone))
     }
 
-    /// Waits until a call stands at the gate.
+    /// Waits until a call is at the gate.
     pub async fn reached(&self) {
         self.at_least(Stand::Reached).await;
     }
 
-    /// Lets through whatever stands here, or ever will.
+    /// Lets all calls pass, also later ones.
     pub fn open(&self) {
         self.0.send_replace(Stand::Open);
     }
@@ -94,12 +94,12 @@ impl Gate {
     }
 }
 
-/// How the line to the engine is cut.
+/// How the connection to the engine is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
     /// Every call fails at once.
     Failing,
-    /// No call arrives, no answer and no notice comes back, until the line is mended; then all of them do.
+    /// No call, reply or notice arrives until the connection is mended; then all of them do.
     Silent,
 }
 
@@ -115,32 +115,32 @@ struct Plan {
     opened_at: Vec<BootInstant>,
 }
 
-/// The test's hand on one or more faulty_engine engines.
+/// The faults of one or more engines, as the test sets them. Clones share them.
 #[derive(Clone)]
-pub struct Stage {
+pub struct EngineFaults {
     plan: Arc<Mutex<Plan>>,
     changed: Arc<Notify>,
     declares: fn(Guarantees) -> Guarantees,
 }
 
-impl Default for Stage {
-    fn default() -> Stage {
-        Stage::declaring(|guarantees| guarantees)
+impl Default for EngineFaults {
+    fn default() -> EngineFaults {
+        EngineFaults::declaring(|guarantees| guarantees)
     }
 }
 
-impl Stage {
-    /// A stage whose engines declare something else than the engines behind them.
-    pub fn declaring(declares: fn(Guarantees) -> Guarantees) -> Stage {
-        Stage { plan: Arc::default(), changed: Arc::default(), declares }
+impl EngineFaults {
+    /// Returns faults whose engines declare other guarantees than the engines behind them.
+    pub fn declaring(declares: fn(Guarantees) -> Guarantees) -> EngineFaults {
+        EngineFaults { plan: Arc::default(), changed: Arc::default(), declares }
     }
 
-    /// Puts an engine on the stage.
-    pub fn put<E: Engine>(&self, engine: E) -> FaultyEngine<E> {
-        FaultyEngine { engine, stage: self.clone() }
+    /// Wraps an engine.
+    pub fn wrap<E: Engine>(&self, engine: E) -> FaultyEngine<E> {
+        FaultyEngine { engine, faults: self.clone() }
     }
 
-    /// What happens to the next call of this kind that nothing was said about yet.
+    /// Adds a fault for the next call of this kind that has none yet.
     pub fn next(&self, call: Call, act: Act) {
         self.plan().next.entry(call).or_default().push_back(act);
     }
@@ -152,24 +152,24 @@ impl Stage {
         gate
     }
 
-    /// Holds back the answer to the next call of this kind.
+    /// Holds back the reply to the next call of this kind.
     pub fn hold_answer(&self, call: Call) -> Gate {
         let gate = Gate::new();
         self.next(call, Act::HoldAnswer(gate.clone()));
         gate
     }
 
-    /// What happens to all calls of this kind from now on.
+    /// Sets the fault of all further calls of this kind.
     pub fn always(&self, call: Call, act: Act) {
         self.plan().always.insert(call, act);
     }
 
-    /// Cuts the line to the engine.
+    /// Cuts the connection to the engine.
     pub fn cut(&self, cut: Cut) {
         self.plan().cut = Some(cut);
     }
 
-    /// Mends the line, and forgets all that was said with [`always`](Stage::always).
+    /// Mends the connection, and removes the faults of [`always`](EngineFaults::always).
     pub fn mend(&self) {
         let mut plan = self.plan();
         plan.cut = None;
@@ -178,7 +178,7 @@ impl Stage {
         self.changed.notify_waiters();
     }
 
-    /// How many calls of this kind have been made.
+    /// Returns the number of calls of this kind so far.
     pub fn begun(&self, call: Call) -> usize {
         self.plan().begun.get(&call).copied().unwrap_or(0)
     }
@@ -190,7 +190,7 @@ impl Stage {
         within(&what, waiting).await;
     }
 
-    /// How many calls of this kind run now.
+    /// Returns the number of calls of this kind that run now.
     pub fn running(&self, call: Call) -> usize {
         self.plan().running.get(&call).copied().unwrap_or(0)
     }
@@ -201,17 +201,17 @@ impl Stage {
         within(&what, self.until(|plan| plan.running.get(&call).copied().unwrap_or(0) == count)).await;
     }
 
-    /// How many calls of this kind have ever run at the same time.
+    /// Returns the highest number of calls of this kind that ran at the same time.
     pub fn most_running(&self, call: Call) -> usize {
         self.plan().most_running.get(&call).copied().unwrap_or(0)
     }
 
-    /// The TTLs that sessions were opened with.
+    /// Returns the TTLs of the sessions that were opened.
     pub fn ttls(&self) -> Vec<Ttl> {
         self.plan().ttls.clone()
     }
 
-    /// When sessions were asked for, as the engine sees it.
+    /// Returns when calls to open a session arrived.
     pub fn opened_at(&self) -> Vec<BootInstant> {
         self.plan().opened_at.clone()
     }
@@ -243,10 +243,10 @@ impl Stage {
         let act = planned.or_else(|| plan.always.get(&call).cloned());
         drop(plan);
         self.changed.notify_waiters();
-        (Running { stage: self.clone(), call }, act)
+        (Running { faults: self.clone(), call }, act)
     }
 
-    /// Waits until the line is not silent.
+    /// Waits until the connection is not silent. Fails if it is cut.
     async fn line(&self) -> Result<(), Failure> {
         self.until(|plan| plan.cut != Some(Cut::Silent)).await;
         match self.plan().cut {
@@ -262,29 +262,29 @@ fn cut() -> Failure {
 
 /// Counts a call until it is answered or dropped.
 struct Running {
-    stage: Stage,
+    faults: EngineFaults,
     call: Call,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(running) = self.stage.plan().running.get_mut(&self.call) {
+        if let Some(running) = self.faults.plan().running.get_mut(&self.call) {
             *running -= 1;
         }
-        self.stage.changed.notify_waiters();
+        self.faults.changed.notify_waiters();
     }
 }
 
-/// An engine on a stage.
+/// An engine with injected faults.
 pub struct FaultyEngine<E> {
     engine: E,
-    stage: Stage,
+    faults: EngineFaults,
 }
 
 impl<E> FaultyEngine<E> {
     async fn act<T>(&self, call: Call, ask: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-        let (_running, act) = self.stage.begin(call);
-        self.stage.line().await?;
+        let (_running, act) = self.faults.begin(call);
+        self.faults.line().await?;
         let answer = match act {
             None => ask.await,
             Some(Act::Fail) => return Err(cut()),
@@ -308,17 +308,21 @@ impl<E> FaultyEngine<E> {
                 answer
             }
         };
-        // What was answered while the line was silent arrives when it is mended.
-        self.stage.until(|plan| plan.cut != Some(Cut::Silent)).await;
+        // A reply that was sent while the connection was silent arrives when it is mended.
+        self.faults.until(|plan| plan.cut != Some(Cut::Silent)).await;
         answer
     }
 }
 
-/// Passes notices on while the line is not cut.
-async fn pass_on(mut notices: mpsc::UnboundedReceiver<Notice>, sink: mpsc::UnboundedSender<Notice>, stage: Stage) {
+/// Forwards notices while the connection is not cut.
+async fn pass_on(
+    mut notices: mpsc::UnboundedReceiver<Notice>,
+    sink: mpsc::UnboundedSender<Notice>,
+    faults: EngineFaults,
+) {
     loop {
         let notice = notices.recv().await;
-        stage.until(|plan| plan.cut.is_none()).await;
+        faults.until(|plan| plan.cut.is_none()).await;
         match notice {
             Some(notice) => drop(sink.send(notice)),
             None => return,
@@ -328,19 +332,19 @@ async fn pass_on(mut notices: mpsc::UnboundedReceiver<Notice>, sink: mpsc::Unbou
 
 impl<E: Engine> Engine for FaultyEngine<E> {
     fn guarantees(&self) -> Guarantees {
-        (self.stage.declares)(self.engine.guarantees())
+        (self.faults.declares)(self.engine.guarantees())
     }
 
     async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
         let asked_at = BootInstant::now();
         let Opened { session, notices, lifeline } =
             self.act(Call::OpenSession, self.engine.open_session(ttl, label)).await?;
-        let mut plan = self.stage.plan();
+        let mut plan = self.faults.plan();
         plan.ttls.push(ttl);
         plan.opened_at.push(asked_at);
         drop(plan);
         let (sink, passed_on) = mpsc::unbounded_channel();
-        tokio::task::spawn_local(pass_on(notices, sink, self.stage.clone()));
+        tokio::task::spawn_local(pass_on(notices, sink, self.faults.clone()));
         Ok(Opened { session, notices: passed_on, lifeline })
     }
 

@@ -1,8 +1,8 @@
 //! A number in a file that refuses a token which has been overtaken: the resource of the experiments.
 //!
 //! The file has a line for the mark (the highest token that it was sealed with) and then a line for each write, with
-//! the token that made it. Check and write are one step under the file's lock, so what a paused process does when it
-//! wakes is judged by what the file is then.
+//! the token that made it. Check and write are one step under the file's lock, so a process that
+//! was paused is checked against the file as it is when it wakes.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -16,7 +16,7 @@ pub struct FencedFile {
     file: File,
 }
 
-/// What an access comes to.
+/// The outcome of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// It was done; the number is now this.
@@ -25,7 +25,7 @@ pub enum Access {
     Superseded,
 }
 
-/// What the file says.
+/// The contents of the file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     /// The highest token that it was sealed with; 0 for none.
@@ -39,17 +39,17 @@ impl FencedFile {
     ///
     /// # Errors
     ///
-    /// What the file system says.
+    /// The file cannot be used.
     pub fn open(path: &Path) -> io::Result<FencedFile> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         Ok(FencedFile { file })
     }
 
-    /// Shuts out everything older than this token, before anything is read under it; says the number.
+    /// Seals the file with this token, so that older ones are refused. Returns the number.
     ///
     /// # Errors
     ///
-    /// What the file system says.
+    /// The file cannot be used.
     pub fn seal(&mut self, token: Token) -> io::Result<Access> {
         self.step(|file, mark, number| {
             if mark > token.get() {
@@ -64,7 +64,7 @@ impl FencedFile {
     ///
     /// # Errors
     ///
-    /// What the file system says.
+    /// The file cannot be used.
     pub fn write(&mut self, token: Token, number: u64) -> io::Result<Access> {
         self.step(|file, mark, before| {
             if mark != token.get() {
@@ -76,11 +76,11 @@ impl FencedFile {
         })
     }
 
-    /// What the file says.
+    /// The contents of the file.
     ///
     /// # Errors
     ///
-    /// What the file system says.
+    /// The file cannot be used.
     pub fn contents(&mut self) -> io::Result<Contents> {
         let mut text = String::new();
         self.file.seek(SeekFrom::Start(0))?;
@@ -90,7 +90,7 @@ impl FencedFile {
         Ok(Contents { mark, writes: numbers.collect::<io::Result<_>>()? })
     }
 
-    /// One step of the resource, given its mark and its number: nobody else touches the file meanwhile.
+    /// Runs one step with the mark and the number, under the lock of the file.
     fn step(&mut self, change: impl FnOnce(&mut File, u64, u64) -> io::Result<Access>) -> io::Result<Access> {
         self.file.lock()?;
         let length = self.file.metadata()?.len();
@@ -106,8 +106,8 @@ impl FencedFile {
     }
 }
 
-/// The length of a line. All are alike, so that their count, and with it the number, is known without reading them,
-/// and a process that is killed leaves a file that can be read.
+/// The length of every line. So the file's length tells the number of lines, and a line that a killed process left half
+/// written is noticed.
 const LINE: usize = 21;
 
 fn read_line(file: &mut File) -> io::Result<u64> {

@@ -1,20 +1,20 @@
-//! The grants that clients were told of, and whether locks can have behaved so.
+//! Checks the grants that clients received for what locks must never do.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use palisade::{BootInstant, Token};
 
-/// A grant that a client was told of, until the client could no longer be certain of it.
+/// A grant that a client received, until the client could no longer be certain of it.
 #[derive(Debug, Clone)]
 pub struct Grant {
     /// The lock.
     pub lock: String,
     /// Its token.
     pub token: Token,
-    /// When the client began to ask for it.
+    /// When the client sent its request.
     pub asked_at: BootInstant,
-    /// A moment after the client had been told, at which the lock was certainly held.
+    /// A moment after the client had received it, at which the lock was certainly held.
     pub told_at: BootInstant,
     /// The lock was certainly held until then: the client asked to release it, or its session may have ended.
     pub let_go_at: BootInstant,
@@ -32,7 +32,7 @@ impl Grant {
     }
 }
 
-/// What must not have happened.
+/// A violation.
 #[derive(Debug)]
 pub enum Anomaly {
     /// Two grants were held at once that exclude each other.
@@ -54,7 +54,7 @@ impl fmt::Display for Anomaly {
     }
 }
 
-/// Whether locks can have behaved as these grants say.
+/// Checks all grants.
 ///
 /// # Errors
 ///
@@ -80,7 +80,8 @@ fn check_lock(grants: &mut [&Grant]) -> Result<(), Box<Anomaly>> {
     check_permits(grants)
 }
 
-/// A grant that was asked for after another had been told has a higher token. `grants` are in the order of their tokens.
+/// Checks that a grant which was requested after another one was received has a higher token. `grants` are in the
+/// order of their tokens.
 fn check_asked_later(grants: &[&Grant]) -> Result<(), Box<Anomaly>> {
     let mut told_first: Option<&Grant> = None;
     for grant in grants.iter().rev() {
@@ -94,7 +95,7 @@ fn check_asked_later(grants: &[&Grant]) -> Result<(), Box<Anomaly>> {
     Ok(())
 }
 
-/// Around an exclusive grant, others were granted in the order in which they were certainly held, and so rise their tokens.
+/// Checks that tokens rise in the order of certain holding wherever one of two grants is exclusive.
 /// `grants` are in that order.
 fn check_exclusive_order(grants: &[&Grant]) -> Result<(), Box<Anomaly>> {
     let (mut highest, mut highest_exclusive): (Option<&Grant>, Option<&Grant>) = (None, None);
@@ -114,7 +115,7 @@ fn check_exclusive_order(grants: &[&Grant]) -> Result<(), Box<Anomaly>> {
     Ok(())
 }
 
-/// At no moment more permits are certainly held than the lock has. `grants` are in the order in which they were held.
+/// Checks that at no moment more permits are certainly held than the lock has. `grants` are in the order in which they were held.
 fn check_permits(grants: &[&Grant]) -> Result<(), Box<Anomaly>> {
     let mut held: Vec<&Grant> = Vec::new();
     for grant in grants.iter().filter(|grant| grant.told_at < grant.let_go_at) {
@@ -152,16 +153,16 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lock_may_do_is_no_anomaly() {
+    fn allowed_histories_have_no_anomaly() {
         assert!(check(&[grant(1, 0, 10), grant(2, 10, 20), grant(5, 30, 40)]).is_ok());
-        // Shared grants may be told in any order.
+        // Shared grants may be received in any order.
         assert!(check(&[part(2, 2, 0, 10, 20), part(1, 2, 0, 11, 20), grant(3, 20, 30)]).is_ok());
-        // A client that was told too late was never certain of it.
+        // A client that received its grant too late was never certain of it.
         assert!(check(&[grant(1, 10, 5), grant(2, 10, 20)]).is_ok());
     }
 
     #[test]
-    fn what_a_lock_must_not_do_is_found() {
+    fn every_anomaly_is_found() {
         assert!(matches!(anomaly(&[grant(1, 0, 10), grant(2, 9, 20)]), Anomaly::HeldTogether(..)));
         assert!(matches!(anomaly(&[grant(2, 0, 10), grant(2, 11, 20)]), Anomaly::TokenTwice(..)));
         assert!(matches!(anomaly(&[grant(2, 0, 10), grant(1, 11, 20)]), Anomaly::TokensFell(..)));

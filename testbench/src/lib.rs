@@ -1,5 +1,5 @@
 //! The proof: conformance suite, fault injection, simulation, history checker, benchmarks. Imports every other
-//! room; nothing imports it.
+//! crate; no crate imports it.
 #![forbid(unsafe_code)]
 
 pub mod bounded;

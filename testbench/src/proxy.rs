@@ -1,4 +1,4 @@
-//! A TCP proxy that does to connections what a test says: passes, delays, holds back, cuts off.
+//! A TCP proxy that passes, delays, holds back or cuts connections, as a test tells it.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,33 +14,33 @@ use tokio::sync::watch;
 
 use crate::bounded::within;
 
-/// Which way bytes go.
+/// The direction of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Towards {
-    /// What a client says.
+    /// Requests of the client.
     Server,
-    /// What it is answered.
+    /// Replies of the server.
     Client,
 }
 
-/// What is done to connections. They are numbered as they come, from 0.
+/// The faults of connections. Connections are numbered from 0, in the order in which they are accepted.
 #[derive(Debug, Clone, Copy, Default)]
 struct Plan {
-    /// Nothing goes this way on connections below this number.
+    /// Bytes in this direction are held back on connections below this number.
     held: [u64; 2],
-    /// Connections below this number are over.
+    /// Connections below this number are cut.
     cut: u64,
-    /// Connections that come are over at once.
+    /// New connections are cut at once.
     is_shut: bool,
-    /// How long each piece is on its way.
+    /// The delay of each piece that is read.
     delay: Duration,
-    /// How many bytes may go this way, over all connections, before all of them are cut.
+    /// The number of bytes in this direction, over all connections, after which all of them are cut.
     cut_at: [Option<u64>; 2],
 }
 
 /// A proxy. It ends with this value.
 pub struct Proxy {
-    /// Where clients find it.
+    /// Its address.
     pub address: SocketAddr,
     shared: Arc<Shared>,
 }
@@ -88,73 +88,73 @@ impl Proxy {
         Ok(Proxy { address, shared })
     }
 
-    /// Lets everything through again, also what was held back.
+    /// Passes everything again, including what was held back.
     pub fn pass(&self) {
         self.plan(|plan| *plan = Plan { cut: plan.cut, ..Plan::default() });
     }
 
-    /// Cuts all connections that there are.
+    /// Cuts all current connections.
     pub fn cut(&self) {
         let accepted = *self.shared.accepted.borrow();
         self.plan(|plan| plan.cut = accepted);
     }
 
-    /// Cuts all connections, and each that comes, until [`Proxy::pass`].
+    /// Cuts all connections, and each new one, until [`Proxy::pass`].
     pub fn shut(&self) {
         self.plan(|plan| plan.is_shut = true);
         self.cut();
     }
 
-    /// Cuts all connections once so many more bytes have gone this way.
+    /// Cuts all connections after this number of further bytes in this direction.
     pub fn cut_after(&self, towards: Towards, bytes: u64) {
         let at = self.passed(towards) + bytes;
         self.plan(|plan| plan.cut_at[towards as usize] = Some(at));
     }
 
-    /// Holds back what goes this way on the connections that there are, until [`Proxy::pass`]. Others are not touched.
+    /// Holds back bytes in this direction on the current connections, until [`Proxy::pass`]. New ones are not affected.
     pub fn hold(&self, towards: Towards) {
         let accepted = *self.shared.accepted.borrow();
         self.plan(|plan| plan.held[towards as usize] = accepted);
     }
 
-    /// Holds back everything on all connections, also on those to come, until [`Proxy::pass`].
+    /// Holds back everything on all connections, including new ones, until [`Proxy::pass`].
     pub fn black_hole(&self) {
         self.plan(|plan| plan.held = [u64::MAX; 2]);
     }
 
-    /// Lets every piece take so long, until [`Proxy::pass`].
+    /// Delays every piece that is read by this time, until [`Proxy::pass`].
     pub fn delay(&self, delay: Duration) {
         self.plan(|plan| plan.delay = delay);
     }
 
-    /// How many bytes have gone this way so far.
+    /// Returns the number of bytes that have passed in this direction.
     pub fn passed(&self, towards: Towards) -> u64 {
         self.shared.passed[towards as usize].load(Ordering::SeqCst)
     }
 
-    /// Waits until so many connections have come, since the beginning.
+    /// Waits until this number of connections have been accepted since the start.
     pub async fn until_accepted(&self, connections: u64) {
         let mut accepted = self.shared.accepted.subscribe();
-        // The sender is here.
+        // This cannot fail: `self` has the sender.
         let what = format!("the proxy has accepted {connections} connections");
         drop(within(&what, accepted.wait_for(|count| *count >= connections)).await);
     }
 
-    /// How many connections are over so far.
+    /// Returns the number of connections that have ended.
     pub fn ended(&self) -> u64 {
         *self.shared.ended.borrow()
     }
 
-    /// Waits until so many connections are over, since the beginning. One whose client has gone is over when all that
-    /// it had said has arrived.
+    /// Waits until this number of connections have ended since the start. A connection that its client closed ends when all
+    /// of the client's bytes have arrived.
     pub async fn until_ended(&self, connections: u64) {
         let mut ended = self.shared.ended.subscribe();
-        // The sender is here.
+        // This cannot fail: `self` has the sender.
         let what = format!("{connections} connections of the proxy have ended");
         drop(within(&what, ended.wait_for(|count| *count >= connections)).await);
     }
 
-    /// How many connections have come so far.
+    /// Returns the number of connections that have been accepted.
     pub fn accepted(&self) -> u64 {
         *self.shared.accepted.borrow()
     }
@@ -164,7 +164,7 @@ impl Proxy {
     }
 }
 
-/// Until nobody has the proxy any more.
+/// Waits until the proxy is dropped.
 async fn ended(mut plan: watch::Receiver<Plan>) {
     while plan.changed().await.is_ok() {}
 }
@@ -201,7 +201,7 @@ async fn connect(client: TcpStream, server: SocketAddr, shared: Arc<Shared>) -> 
     over
 }
 
-/// One connection's way through the proxy.
+/// One connection through the proxy.
 struct Passage {
     number: u64,
     shared: std::sync::Weak<Shared>,
@@ -221,7 +221,7 @@ impl Passage {
             if !delay.is_zero() {
                 tokio::time::sleep(delay).await;
             }
-            // It may have been closed while this was on its way.
+            // The direction may have been held back meanwhile.
             self.open(&mut plan, towards).await;
             let mut rest = &buffer[..read];
             while !rest.is_empty() {
@@ -235,13 +235,13 @@ impl Passage {
         }
     }
 
-    /// Until bytes may go this way.
+    /// Waits until bytes may pass in this direction.
     async fn open(&self, plan: &mut watch::Receiver<Plan>, towards: Towards) {
-        // Without a proxy there is nothing to wait for.
+        // The wait fails only if the proxy was dropped.
         drop(plan.wait_for(|plan| self.number >= plan.held[towards as usize]).await);
     }
 
-    /// How many of these bytes can go before something is to happen.
+    /// Returns how many of these bytes may pass before the connections are cut.
     fn allowance(&self, towards: Towards, bytes: usize) -> usize {
         let Some(shared) = self.shared.upgrade() else { return bytes };
         let passed = shared.passed[towards as usize].load(Ordering::SeqCst);
@@ -249,7 +249,7 @@ impl Passage {
         left.and_then(|left| usize::try_from(left).ok()).map_or(bytes, |left| left.min(bytes))
     }
 
-    /// Counts what went through; returns whether that was the end of it.
+    /// Counts bytes that passed. Returns whether that cuts the connections.
     fn count(&self, towards: Towards, bytes: usize) -> bool {
         let Some(shared) = self.shared.upgrade() else { return true };
         let passed = shared.passed[towards as usize].fetch_add(bytes as u64, Ordering::SeqCst) + bytes as u64;

@@ -26,9 +26,9 @@ pub use redis::{Redis, RedisCluster, Sentinel};
 pub use shared::Shared;
 pub use zookeeper::ZooKeeper;
 
-/// No server takes this long to begin.
+/// The bound of a server's start.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two questions whether it has begun.
+/// Between two checks whether it has started.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Why a server is not there.
@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub enum Absent {
     /// The program is not installed.
     NotInstalled(&'static str),
-    /// It did not begin to answer. With the end of what it said.
+    /// It did not begin to answer. With the last lines of its log.
     Silent(&'static str, String),
     /// Its files cannot be written.
     Io(io::Error),
@@ -48,7 +48,7 @@ impl fmt::Display for Absent {
             Absent::NotInstalled(program) => {
                 write!(f, "{program} is not installed: scripts/setup, or scripts/setup --bench")
             }
-            Absent::Silent(program, said) => write!(f, "{program} does not answer; it said:\n{said}"),
+            Absent::Silent(program, reply) => write!(f, "{program} does not answer; it said:\n{reply}"),
             Absent::Io(error) => write!(f, "cannot start a server: {error}"),
         }
     }
@@ -65,7 +65,7 @@ impl From<io::Error> for Absent {
 /// An etcd of one node.
 pub struct Etcd {
     process: Process,
-    /// Where clients find it: `http://127.0.0.1:12345`.
+    /// Its address: `http://127.0.0.1:12345`.
     pub endpoint: String,
 }
 
@@ -88,7 +88,7 @@ impl Etcd {
         Ok(Etcd { process, endpoint })
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.process.child.id()
     }
@@ -131,7 +131,7 @@ pub struct Service {
     program: PathBuf,
     directory: PathBuf,
     variables: Vec<(String, String)>,
-    /// Where clients find it.
+    /// Its address.
     pub address: SocketAddr,
 }
 
@@ -160,22 +160,22 @@ impl Service {
         Ok(Service { process, program, directory, variables, address })
     }
 
-    /// How clients call it where it is not encrypted and has no users: `palisade://127.0.0.1:12345`.
+    /// Returns its URL without encryption and users: `palisade://127.0.0.1:12345`.
     pub fn url(&self) -> String {
         format!("palisade://{}", self.address)
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.process.child.id()
     }
 
-    /// What it has said since it was started last.
-    pub fn said(&self) -> String {
+    /// Returns its log since the last start.
+    pub fn log(&self) -> String {
         fs::read_to_string(&self.process.log).unwrap_or_default()
     }
 
-    /// Kills it, as a power cut would: it has no time for anything.
+    /// Kills it with `SIGKILL`.
     pub fn kill(&mut self) {
         self.process.end();
     }
@@ -208,7 +208,7 @@ impl Service {
         self.process.signal(Signal::STOP);
     }
 
-    /// Lets it go on.
+    /// Lets it continue.
     pub fn go_on(&self) {
         self.process.signal(Signal::CONT);
     }
@@ -218,7 +218,7 @@ fn owned(variables: &[(&str, &str)]) -> Vec<(String, String)> {
     variables.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()
 }
 
-/// Starts the service and waits until it says where it listens.
+/// Starts the service and waits until it prints its address.
 fn begin(
     program: &Path,
     directory: &Path,
@@ -229,12 +229,12 @@ fn begin(
     command.arg(directory.join("service")).arg(address).envs(variables.iter().cloned());
     let mut process = Process::start("serve", command, directory)?;
     let log = process.log.clone();
-    let said = || fs::read_to_string(&log).ok()?.lines().next()?.parse().ok();
-    // Where lines are encrypted, whoever calls is answered as soon as the service is there.
+    let printed_address = || fs::read_to_string(&log).ok()?.lines().next()?.parse().ok();
+    // Over TLS there is no plain `PING`; the service accepts connections only when it is ready.
     let is_encrypted = variables.iter().any(|(name, _)| name == "SERVE_TLS");
     let answers = |address| if is_encrypted { TcpStream::connect(address).is_ok() } else { answers_ping(address) };
-    process.until(|| said().is_some_and(answers))?;
-    match said() {
+    process.until(|| printed_address().is_some_and(answers))?;
+    match printed_address() {
         Some(address) => Ok((process, address)),
         None => Err(Absent::Silent("serve", String::new())),
     }
@@ -244,15 +244,15 @@ fn begin(
 struct Process {
     program: &'static str,
     child: Child,
-    /// What it says.
+    /// Its output.
     log: PathBuf,
 }
 
 impl Process {
     fn start(program: &'static str, mut command: Command, directory: &Path) -> Result<Process, Absent> {
         let log = directory.join(format!("{program}.log"));
-        let said = File::create(&log)?;
-        let spawned = command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said).spawn();
+        let reply = File::create(&log)?;
+        let spawned = command.stdin(Stdio::null()).stdout(reply.try_clone()?).stderr(reply).spawn();
         match spawned {
             Ok(child) => Ok(Process { program, child, log }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Absent::NotInstalled(program)),
@@ -260,13 +260,13 @@ impl Process {
         }
     }
 
-    /// Waits until it answers. A server says so in words that differ from version to version, so it is asked.
+    /// Waits until it answers. The log message for that differs from version to version, so the server is polled.
     fn until(&mut self, answers: impl Fn() -> bool) -> Result<(), Absent> {
         let began = Instant::now();
         while !answers() {
             if began.elapsed() > PATIENCE || self.child.try_wait()?.is_some() {
-                let said = fs::read_to_string(&self.log).unwrap_or_default();
-                let lines: Vec<&str> = said.lines().collect();
+                let reply = fs::read_to_string(&self.log).unwrap_or_default();
+                let lines: Vec<&str> = reply.lines().collect();
                 return Err(Absent::Silent(self.program, lines[lines.len().saturating_sub(5)..].join("\n")));
             }
             thread::sleep(PAUSE);
@@ -275,12 +275,12 @@ impl Process {
     }
 
     fn signal(&self, signal: Signal) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 
     fn end(&mut self) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

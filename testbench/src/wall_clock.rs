@@ -1,16 +1,16 @@
-//! A wall clock that jumps as a test says, for one process: Debian's package `faketime`.
+//! A wall clock that a test can set, for one process: Debian's package `faketime`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The wall clock of whatever process is started with its variables. Its other clocks are not touched.
+/// The wall clock of processes that are started with its variables. Their other clocks are not changed.
 pub struct WallClock {
     library: PathBuf,
     time: PathBuf,
 }
 
 impl WallClock {
-    /// A clock that is right until it jumps. What it shows is kept in this file.
+    /// Creates a clock that is right until it jumps. This file has its offset.
     ///
     /// # Panics
     ///
@@ -34,7 +34,7 @@ impl WallClock {
         fs::write(&self.time, format!("{offset}\n")).expect("the time can be set");
     }
 
-    /// What a process must be told to go by it.
+    /// Returns the environment variables of a process that uses this clock.
     ///
     /// # Panics
     ///

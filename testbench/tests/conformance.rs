@@ -12,11 +12,11 @@ use palisade::engine::{Failure, Guarantees, Level, Offers, Order};
 use palisade::{Error, Options, Palisade};
 use palisade_testbench::conformance::{PROMISES, Subject};
 use palisade_testbench::credentials::{self, Credentials, Login};
-use palisade_testbench::faulty_engine::{FaultyEngine, Stage};
+use palisade_testbench::faulty_engine::{EngineFaults, FaultyEngine};
 use palisade_testbench::servers;
 use tempfile::TempDir;
 
-/// A name in this process that nothing else uses.
+/// Returns a name that no other test of this process uses.
 fn fresh_name() -> String {
     static LAST: AtomicU64 = AtomicU64::new(0);
     format!("conformance-{}", LAST.fetch_add(1, Ordering::Relaxed))
@@ -74,7 +74,7 @@ impl Subject for InOneFile {
     }
 }
 
-/// `palisade://HOST:PORT`: a process of its own, shared by the tests that run at the same time.
+/// `palisade://HOST:PORT`: a process that concurrent tests share.
 #[derive(Clone)]
 struct AtService {
     server: Arc<Server>,
@@ -123,7 +123,7 @@ impl Subject for AtService {
     }
 }
 
-/// `palisades://USER:SECRET@HOST:PORT`: the same, encrypted, for a user who also shows a certificate.
+/// `palisades://USER:SECRET@HOST:PORT`: the same, encrypted, for a user with a certificate.
 #[derive(Clone)]
 struct AtGuardedService {
     server: Arc<Server>,
@@ -146,7 +146,7 @@ impl AtGuardedService {
         AtGuardedService { server, login: LOGIN.clone() }
     }
 
-    /// What follows `palisades:`.
+    /// Returns the part of the URL after `palisades:`.
     fn place(&self) -> String {
         let (folder, address) = (self.server.folder.path(), self.server.process.address);
         format!("//{}@{address}?{}", self.login.in_url(), credentials::options(folder))
@@ -169,7 +169,7 @@ impl Subject for AtGuardedService {
     }
 }
 
-/// `memory:` when it declares as little as an engine can, so that every refusal is seen to happen.
+/// `memory:` with the weakest guarantees that an engine can declare, so that every refusal is tested.
 #[derive(Clone)]
 struct Plain {
     memory: InMemory,
@@ -201,7 +201,7 @@ impl Subject for Plain {
     type Engine = FaultyEngine<Memory>;
 
     async fn engine(&self) -> Result<FaultyEngine<Memory>, Failure> {
-        Ok(Stage::declaring(Plain::declare).put(self.memory.engine().await?))
+        Ok(EngineFaults::declaring(Plain::declare).wrap(self.memory.engine().await?))
     }
 
     async fn connect(&self, options: Options) -> Result<Palisade, Error> {

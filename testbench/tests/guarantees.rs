@@ -1,6 +1,6 @@
 //! `docs/GUARANTEES.md` says what every engine declares, as it declares it when it runs.
 //!
-//! `PALISADE_WRITE=yes cargo test -p palisade-testbench --test guarantees` writes the page anew.
+//! `PALISADE_WRITE=yes cargo test -p palisade-testbench --test guarantees` writes the page.
 
 use std::fmt::Write;
 use std::fs;
@@ -123,9 +123,6 @@ fn the_page_says_what_engines_declare() {
             fs::write(&path, &page).expect("the page can be written");
         }
         let written = fs::read_to_string(&path).expect("the page is there");
-        assert!(
-            written == page,
-            "docs/GUARANTEES.md is not what the engines declare: PALISADE_WRITE=yes writes it anew"
-        );
+        assert!(written == page, "docs/GUARANTEES.md is not what the engines declare: PALISADE_WRITE=yes writes it");
     });
 }

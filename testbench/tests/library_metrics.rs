@@ -1,4 +1,4 @@
-//! What a client measures about itself. In a process of its own, because a process has one recorder.
+//! The metrics of a client. In a separate process, because a process has one recorder.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use metrics::{Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, M
 use palisade::engine::memory::{Config, Memory};
 use palisade::{Options, Palisade};
 use palisade_testbench::bounded::check;
-use palisade_testbench::faulty_engine::{Call, Cut, Stage};
+use palisade_testbench::faulty_engine::{Call, Cut, EngineFaults};
 
 /// How often each metric was recorded, by name and engine.
 #[derive(Clone, Default)]
@@ -76,27 +76,27 @@ impl metrics::Recorder for Recorded {
     }
 }
 
-async fn client(stage: &Stage, ttl: Duration) -> Palisade {
-    let stage = stage.clone();
-    let connect = async move || Ok(stage.put(Memory::connect(&Config { name: Some("metrics".to_owned()) })));
+async fn client(faults: &EngineFaults, ttl: Duration) -> Palisade {
+    let faults = faults.clone();
+    let connect = async move || Ok(faults.wrap(Memory::connect(&Config { name: Some("metrics".to_owned()) })));
     Options::new().ttl(ttl).connect_engine("faulty_engine", connect).await.expect("a client")
 }
 
 #[test]
 fn grants_waits_losses_and_renewals_are_counted() {
     let recorded = Recorded::default();
-    assert!(metrics::set_global_recorder(recorded.clone()).is_ok(), "nobody else records here");
+    assert!(metrics::set_global_recorder(recorded.clone()).is_ok(), "there is no other recorder");
     check(Duration::from_secs(30), async {
-        let stage = Stage::default();
-        let alice = client(&Stage::default(), Duration::from_secs(10)).await;
-        let bob = client(&stage, Duration::from_millis(800)).await;
+        let faults = EngineFaults::default();
+        let alice = client(&EngineFaults::default(), Duration::from_secs(10)).await;
+        let bob = client(&faults, Duration::from_millis(800)).await;
 
         let held = alice.lock("lock").acquire().await.expect("it is free");
         assert!(bob.lock("lock").try_acquire().await.expect("an answer").is_none());
         assert_eq!((recorded.of("palisade_grants_total"), recorded.of("palisade_wait_seconds")), (1, 1));
 
         let waiter = tokio::spawn(bob.lock("lock").acquire());
-        stage.until_begun(Call::Acquire, 2).await;
+        faults.until_begun(Call::Acquire, 2).await;
         held.release().await.expect("it is held");
         let held = waiter.await.expect("no panic").expect("its turn comes");
         assert_eq!((recorded.of("palisade_grants_total"), recorded.of("palisade_wait_seconds")), (2, 2));
@@ -107,13 +107,13 @@ fn grants_waits_losses_and_renewals_are_counted() {
         assert_eq!(recorded.of("palisade_losses_total"), 1);
 
         let held = bob.lock("lock").acquire().await.expect("it is free");
-        let begun = stage.begun(Call::KeepAlive);
-        stage.until_begun(Call::KeepAlive, begun + 2).await;
+        let begun = faults.begun(Call::KeepAlive);
+        faults.until_begun(Call::KeepAlive, begun + 2).await;
         assert!(recorded.of("palisade_renew_lag_seconds") > 0);
         assert_eq!(recorded.of("palisade_session_losses_total"), 0);
-        stage.cut(Cut::Failing);
+        faults.cut(Cut::Failing);
         held.lost().await;
-        stage.mend();
+        faults.mend();
         // The new session is there, so the loss of the old one is counted.
         bob.lock("other").acquire().await.expect("it is free");
         assert_eq!(recorded.of("palisade_session_losses_total"), 1);

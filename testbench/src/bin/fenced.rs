@@ -1,6 +1,6 @@
 //! A process that adds one to a fenced number until it is overtaken or killed: `fenced file|folder|sqlite|s3 PATH TOKEN`.
 //!
-//! It says each number that was acknowledged, one per line, and `overtaken` in the end. With each number it writes the
+//! It prints each number that was acknowledged, one per line, and `overtaken` in the end. With each number it writes the
 //! token and the number of the write, so that it can be seen whether the data and the mark agree.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout)]
@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 fn say(what: &str) {
     println!("{what}");
-    // The reader is gone, and with it the reason to go on.
+    // Without a reader there is no reason to continue.
     if std::io::stdout().flush().is_err() {
         std::process::exit(1);
     }

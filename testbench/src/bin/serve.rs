@@ -1,6 +1,6 @@
-//! The service as a process of its own: `serve DIRECTORY ADDRESS`. Says the address it listens on, then serves until it
-//! is killed. Port 0 is any free one. With `SERVE_TLS=FOLDER` lines are encrypted by what is there as `server.pem` and
-//! `server.key`; if there is `clients.pem` too, clients have to show certificates of that authority. With
+//! The service as a process: `serve DIRECTORY ADDRESS`. Prints the address it listens on, then serves until it is killed.
+//! Port 0 is any free one. With `SERVE_TLS=FOLDER` connections are encrypted with `server.pem` and `server.key` of that
+//! folder; if it has `clients.pem` too, clients must have certificates of that authority. With
 //! `SERVE_USERS="NAME HASH VERB PREFIX;…"` there are users, each with one right; a prefix may be empty. With `SERVE_SIGN`
 //! tokens are signed.
 #![forbid(unsafe_code)]

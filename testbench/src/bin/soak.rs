@@ -19,11 +19,11 @@ use palisade_testbench::soak::{HOT, OTHERS, PERMITS, hot, now};
 use palisade_testbench::worker_process::WorkerProcess;
 
 const WORKERS: usize = 20;
-/// So many workers are stopped now and then, but never killed: they see what takes long.
+/// The number of workers that are stopped now and then, but never killed: they notice long waits.
 const SPARED: usize = 4;
 /// The longest time that a hot lock may go without a grant to a living worker. Four dead sessions of 30 s in a row fit in.
 const STALL: Duration = Duration::from_secs(180);
-/// Within this, every lock can be had when all workers are gone: more than the longest TTL.
+/// Within this time all locks are free after the end of all workers: more than the longest TTL.
 const REGAINED: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -62,7 +62,7 @@ fn run() -> Result<usize, Box<dyn Error>> {
     Ok(violations)
 }
 
-/// One long run. How much was violated.
+/// Runs one store. Returns the number of violations.
 fn soak(kind: Kind, length: Duration, seed: u64, pause_ms: u64) -> Result<usize, Box<dyn Error>> {
     let folder = tempfile::Builder::new().prefix(&format!("palisade-soak-{kind}-")).tempdir()?;
     println!("{kind}: {} min, seed {seed}, files in {}", length.as_secs() / 60, folder.path().display());
@@ -95,7 +95,7 @@ struct Counts {
 struct Slot {
     process: WorkerProcess,
     record: PathBuf,
-    /// When a worker that is stopped goes on.
+    /// When a stopped worker continues.
     goes_on: Option<Instant>,
 }
 
@@ -140,8 +140,8 @@ impl Run {
     fn new_worker(&mut self) -> Result<Slot, Box<dyn Error>> {
         self.started += 1;
         let record = self.folder.join(format!("worker-{}", self.started));
-        let said = File::create(self.folder.join(format!("worker-{}.log", self.started)))?;
-        let mut process = WorkerProcess::spawn(Command::new(program("worker")?).stderr(said))?;
+        let reply = File::create(self.folder.join(format!("worker-{}.log", self.started)))?;
+        let mut process = WorkerProcess::spawn(Command::new(program("worker")?).stderr(reply))?;
         self.judge.expect(record.clone());
         let (url, folder, seed) = (self.store.url(), self.folder.display(), self.dice.roll(1 << 30));
         process.send(&format!("soak {url} {folder} {} {seed} {}", record.display(), self.pause_ms));
@@ -184,13 +184,13 @@ impl Run {
         Ok(())
     }
 
-    /// Lets those go on that were stopped for long enough. None ends by itself.
+    /// Continues workers that were stopped for long enough. A worker that has ended without a signal is a violation.
     fn look_after_workers(&mut self, at: Instant) -> Result<(), Box<dyn Error>> {
         for number in 0..self.slots.len() {
             let slot = &mut self.slots[number];
             if slot.process.has_ended()? {
                 let record = slot.record.clone();
-                self.violations.push(format!("a worker has ended by itself: see {}.log", record.display()));
+                self.violations.push(format!("a worker has ended without a signal: see {}.log", record.display()));
                 self.replace(number)?;
             } else if slot.goes_on.is_some_and(|moment| moment <= at) {
                 slot.process.go_on();
@@ -230,7 +230,7 @@ impl Run {
                 self.counts.left += 1;
                 self.note(&format!("leave {name}"))?;
                 self.slots[number].process.send("leave");
-                // It may not come to that if the store is away, and is then killed.
+                // If the store is down, the worker does not end, and is killed.
                 let began = Instant::now();
                 while began.elapsed() < Duration::from_secs(5) && !self.slots[number].process.has_ended()? {
                     thread::sleep(Duration::from_millis(5));
@@ -271,7 +271,7 @@ impl Run {
         Ok(())
     }
 
-    /// What the store itself finds wrong with its data.
+    /// Runs the store's own check of its data.
     fn check(&mut self) -> Result<(), Box<dyn Error>> {
         if let Some(found) = self.store.check()? {
             self.counts.checked += 1;
@@ -280,7 +280,7 @@ impl Run {
         Ok(())
     }
 
-    /// Ends all workers and judges. What was violated.
+    /// Ends all workers and judges. Returns the violations.
     fn end(&mut self) -> Result<Vec<String>, Box<dyn Error>> {
         let at = now();
         for slot in std::mem::take(&mut self.slots) {
@@ -295,7 +295,7 @@ impl Run {
         Ok(std::mem::take(&mut self.violations))
     }
 
-    /// Every lock can be had again, above all its tokens, and then none is in use.
+    /// Checks that every lock is granted again with a higher token, and that no lock is in use afterwards.
     fn regain(&mut self) -> Result<(), Box<dyn Error>> {
         let palisade = connect_with(Options::new().label("soak"), &self.store.url())?;
         let until = BootInstant::now() + REGAINED;
@@ -362,7 +362,7 @@ fn regain(
     Ok(fell.then(|| format!("{name} was granted in the end with {token}, after {highest:?}")))
 }
 
-/// Another program of the test bench, which is built beside this one.
+/// Another program of the test bench, which is built next to this one.
 fn program(name: &str) -> Result<PathBuf, Box<dyn Error>> {
     let program = std::env::current_exe()?.with_file_name(name);
     if program.exists() { Ok(program) } else { Err(format!("{} is not built", program.display()).into()) }

@@ -1,20 +1,20 @@
-//! A process that does as it is told, line by line, so that tests can stop and kill it at the moments that matter.
+//! A process that obeys commands, one per line, so that tests can stop and kill it at chosen moments.
 //!
-//! | told | does | says |
+//! | command | action | reply |
 //! |---|---|---|
 //! | `connect URL TTL_MS` | connects | `connected` |
 //! | `acquire NAME` | waits for the lock | `granted TOKEN` |
-//! | `try NAME` | asks once | `granted TOKEN` or `busy` |
+//! | `try NAME` | tries once to acquire | `granted TOKEN` or `busy` |
 //! | `token` | asks the guard | `token TOKEN` or `lost` |
 //! | `fate` | waits until the lock is lost | why it was lost |
 //! | `release` | releases | `released` or `lost` |
-//! | `waiters NAME` | looks at the queue | how many wait |
-//! | `clock` | looks at the boot clock | its milliseconds |
+//! | `waiters NAME` | inspects the lock | the number of waiters |
+//! | `clock` | reads the boot clock | its milliseconds |
 //! | `count FILE NAME TIMES` | increments the number in the file under the lock | `ack TOKEN` for each, then `counted` |
 //! | `soak URL FOLDER RECORD SEED PAUSE_MS` | begins to work as in a long run | `soaking` |
-//! | `leave` | closes the sessions of that, and ends | |
+//! | `leave` | closes the sessions of that run, and ends | |
 //!
-//! Whatever fails is said as `error …`.
+//! The reply to a command that fails is `error …`.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout)]
 
@@ -49,7 +49,7 @@ fn main() {
 
 fn say(what: &str) {
     println!("{what}");
-    // The reader is gone, and with it the reason to go on.
+    // Without a reader there is no reason to continue.
     if std::io::stdout().flush().is_err() {
         std::process::exit(1);
     }
@@ -124,7 +124,7 @@ impl Worker {
         Ok("counted".to_owned())
     }
 
-    /// One read, one write. Whether it was done; if the lock was lost on the way, it was not.
+    /// Reads and writes once. Returns whether that was done; it is not done if the lock is lost meanwhile.
     fn increment(&self, file: &mut FencedFile, name: &str) -> Result<bool, Box<dyn Error>> {
         let guard = match self.palisade()?.lock(name).dangerous_accept_failover().acquire() {
             Ok(guard) => guard,

@@ -1,4 +1,4 @@
-//! What the promises are checked with.
+//! The bench on which the promises are checked.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -9,32 +9,32 @@ use palisade::engine::{Engine, Failure, Guarantees, Level, LockInfo, Order, Watc
 use palisade::{EfficiencyGuard, Error, ErrorKind, Event, LockGuard, Loss, Misuse, Options, Palisade, Token};
 
 use crate::bounded::{check, within};
-use crate::faulty_engine::Stage;
+use crate::faulty_engine::EngineFaults;
 
-/// Longer than anything takes that works. Only a broken promise waits for it.
+/// The bound of one promise. Only a broken promise takes this long.
 const BOUND: Duration = Duration::from_secs(60);
 
 /// The TTL of clients that a promise cuts off.
 pub(super) const SHORT_TTL: Duration = Duration::from_millis(600);
 
-/// An engine to be checked. All clients of one subject, and of its clones, must meet on the same locks.
+/// An engine to be checked. All clients of one subject, and of its clones, must share the same locks.
 pub trait Subject: Clone + Send + Sync + 'static {
     /// The engine.
     type Engine: Engine;
 
-    /// Makes the engine, on the keeper's thread.
+    /// Creates the engine, on the keeper's thread.
     fn engine(&self) -> impl Future<Output = Result<Self::Engine, Failure>>;
 
     /// Connects a client. An engine that has a URL is connected by it.
     fn connect(&self, options: Options) -> impl Future<Output = Result<Palisade, Error>> + Send;
 
-    /// How others see a client's label. An engine that knows who somebody is may say so in front of it.
+    /// Returns a client's label as other clients see it. An engine with users may put the user's name in front.
     fn seen(&self, label: &str) -> String {
         label.to_owned()
     }
 }
 
-/// A subject, and a part of its names that nothing else uses.
+/// A subject, and a prefix of names that no other test uses.
 #[derive(Clone)]
 pub struct Bench<S> {
     subject: S,
@@ -50,12 +50,12 @@ pub fn run<S: Subject>(subject: S, promise: impl AsyncFnOnce(&Bench<S>)) {
 }
 
 impl<S: Subject> Bench<S> {
-    /// A lock's name that nothing else uses.
+    /// Returns a lock's name that no other test uses.
     pub fn name(&self, what: &str) -> String {
         format!("{}{what}", self.prefix)
     }
 
-    /// How others see a client's label.
+    /// Returns a client's label as other clients see it.
     pub fn seen(&self, label: &str) -> String {
         self.subject.seen(label)
     }
@@ -75,17 +75,17 @@ impl<S: Subject> Bench<S> {
         self.subject.connect(options).await
     }
 
-    /// A client with a short TTL, whose line to the engine can be cut. To the engine that is no different from a
+    /// A client with a short TTL, whose connection to the engine can be cut. To the engine that is no different from a
     /// client behind a broken network: its session really expires, by the engine's own clock.
-    pub async fn client_on(&self, stage: &Stage) -> Palisade {
+    pub async fn faulty_client(&self, faults: &EngineFaults) -> Palisade {
         let options = Options::new().ttl(SHORT_TTL).label("on a stage");
-        let (subject, stage) = (self.subject.clone(), stage.clone());
-        let connect = async move || subject.engine().await.map(|engine| stage.put(engine));
+        let (subject, faults) = (self.subject.clone(), faults.clone());
+        let connect = async move || subject.engine().await.map(|engine| faults.wrap(engine));
         ok(options.connect_engine("faulty_engine", connect).await)
     }
 
-    /// Waits until so many wait for a lock. An engine that serves whoever asks at the right moment has no queue to
-    /// look at, and nothing may depend on it.
+    /// Waits until a lock has this number of waiters. Does nothing on an engine without queues, where the order of waiters
+    /// does not matter.
     pub async fn until_queued(&self, client: &Palisade, name: &str, waiters: usize) {
         if client.guarantees().order == Order::Fair {
             let what = format!("has {waiters} waiters");
@@ -93,7 +93,7 @@ impl<S: Subject> Bench<S> {
         }
     }
 
-    /// Waits until nobody holds or wants a lock.
+    /// Waits until a lock has no holder and no waiter.
     pub async fn until_idle(&self, client: &Palisade, name: &str) {
         self.until(client, name, "is idle", |lock| lock.is_none_or(|lock| !lock.is_in_use())).await;
     }
@@ -123,7 +123,7 @@ impl<S: Subject> Bench<S> {
     }
 }
 
-/// A lock held in the strongest way that the engine has.
+/// A lock with a token, if the engine has tokens.
 #[derive(Debug)]
 pub enum Held {
     /// With a token.
@@ -196,13 +196,13 @@ pub(super) async fn try_take(client: &Palisade, name: &str) -> Option<Held> {
     ok(ask(client, name, Wait::Not).await)
 }
 
-/// Waits for a lock in a task of its own.
+/// Waits for a lock in another task.
 pub(super) fn taking(client: &Palisade, name: &str) -> tokio::task::JoinHandle<Result<Option<Held>, Error>> {
     let (client, name) = (client.clone(), name.to_owned());
     tokio::spawn(async move { ask(&client, &name, Wait::Long).await })
 }
 
-/// What a task brought back.
+/// Waits for a task, and returns its result.
 pub(super) async fn join<T>(task: tokio::task::JoinHandle<T>) -> T {
     task.await.expect("the task does not panic")
 }
@@ -227,7 +227,7 @@ fn failed<T: Debug>(result: Result<T, Error>) -> Error {
     }
 }
 
-/// It is refused because the engine does not offer it, and says what to do.
+/// Asserts that the engine does not offer it, and that the message says what to do.
 #[track_caller]
 pub(super) fn is_unsupported<T: Debug>(result: Result<T, Error>) {
     let error = failed(result);
@@ -236,7 +236,7 @@ pub(super) fn is_unsupported<T: Debug>(result: Result<T, Error>) {
     assert!(error.to_string().contains("use "), "it does not say what to do: {error}");
 }
 
-/// It is refused because the call makes no sense.
+/// Asserts that the call is refused as misuse.
 #[track_caller]
 pub(super) fn is_misuse<T: Debug>(result: Result<T, Error>) -> Misuse {
     let error = failed(result);
@@ -247,7 +247,7 @@ pub(super) fn is_misuse<T: Debug>(result: Result<T, Error>) -> Misuse {
     }
 }
 
-/// It failed because the lock or the session is lost.
+/// Asserts that the lock or the session is lost.
 #[track_caller]
 pub(super) fn is_lost<T: Debug>(result: Result<T, Error>) -> Loss {
     let error = failed(result);

@@ -1,4 +1,4 @@
-//! One at a time.
+//! A lock has one holder at a time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,7 +21,7 @@ pub async fn an_exclusive_lock_has_one_holder_at_a_time<S: Subject>(bench: &Benc
     assert!(try_take(&alice, &name).await.is_some());
 }
 
-/// A lock that is not available is `Ok(None)`, and asking has changed nothing.
+/// A lock that is not available is `Ok(None)`, and the attempt has changed nothing.
 pub async fn contention_is_a_value_and_not_an_error<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let held = take(&alice, &name).await;
@@ -33,7 +33,7 @@ pub async fn contention_is_a_value_and_not_an_error<S: Subject>(bench: &Bench<S>
     bench.until_idle(&alice, &name).await;
 }
 
-/// A session stands for all tasks of its client: they wait for each other like anybody else.
+/// Tasks of one client share its session, and still wait for each other.
 pub async fn tasks_of_one_client_exclude_each_other<S: Subject>(bench: &Bench<S>) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     let held = take(&client, &name).await;
@@ -45,7 +45,7 @@ pub async fn tasks_of_one_client_exclude_each_other<S: Subject>(bench: &Bench<S>
     assert!(ok(join(waiter).await).is_some());
 }
 
-/// However many tasks want it, never two are inside.
+/// With many tasks, never two hold the lock.
 pub async fn many_tasks_of_many_clients_never_overlap<S: Subject>(bench: &Bench<S>) {
     const ROUNDS: u64 = 5;
     let name = bench.name("lock");
@@ -76,7 +76,7 @@ pub async fn many_tasks_of_many_clients_never_overlap<S: Subject>(bench: &Bench<
     bench.until_idle(&bench.client().await, &name).await;
 }
 
-/// A wait with a bound ends with `None`, and nothing of it stays behind.
+/// A wait with a bound ends with `None`, and leaves no waiter.
 pub async fn a_wait_that_times_out_is_none_and_leaves_nothing_queued<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let held = take(&alice, &name).await;

@@ -1,5 +1,5 @@
-//! What happens to a client that cannot keep its session alive. Its line is cut, and the engine really ends the
-//! session, by its own clock.
+//! Clients that cannot keep their session alive. Their connection is cut, and the engine really ends the session, by its
+//! own clock.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use palisade::{BootInstant, Ending, Event, Loss, SessionEnd, Standing};
 use super::bench::{
     Bench, Held, Subject, is_fenced, is_lost, is_unsupported, join, next_event, ok, take, taking, try_take,
 };
-use crate::faulty_engine::{Cut, Stage};
+use crate::faulty_engine::{Cut, EngineFaults};
 
-/// By the time another client has the lock, the one that lost it has been told.
+/// A client learns of its loss before another client has the lock.
 pub async fn a_client_that_is_cut_off_knows_before_another_is_granted<S: Subject>(bench: &Bench<S>) {
     for cut in [Cut::Failing, Cut::Silent] {
-        let (stage, bob, name) = (Stage::default(), bench.client().await, bench.name("lock"));
-        let alice = bench.client_on(&stage).await;
+        let (faults, bob, name) = (EngineFaults::default(), bench.client().await, bench.name("lock"));
+        let alice = bench.faulty_client(&faults).await;
         let held = take(&alice, &name).await;
-        stage.cut(cut);
+        faults.cut(cut);
         let taken = take(&bob, &name).await;
         let taken_at = BootInstant::now();
         if let Held::Fenced(guard) = &held {
@@ -26,8 +26,8 @@ pub async fn a_client_that_is_cut_off_knows_before_another_is_granted<S: Subject
         }
         let Loss::Unreachable { safe_until } = held.lost().await else { panic!("the line is cut") };
         assert!(safe_until <= taken_at);
-        // What was lost stays lost, and its late release frees nobody.
-        stage.mend();
+        // The lost grant stays lost, and its late release frees no newer one.
+        faults.mend();
         for _ in 0..2 {
             assert_eq!(is_lost(held.release().await), Loss::Unreachable { safe_until });
             assert_eq!(held.lost().await, Loss::Unreachable { safe_until });
@@ -41,13 +41,13 @@ pub async fn a_client_that_is_cut_off_knows_before_another_is_granted<S: Subject
 
 /// The same handle works again once the engine can be reached.
 pub async fn a_client_that_comes_back_has_a_new_session<S: Subject>(bench: &Bench<S>) {
-    let (stage, name) = (Stage::default(), bench.name("lock"));
-    let alice = bench.client_on(&stage).await;
+    let (faults, name) = (EngineFaults::default(), bench.name("lock"));
+    let alice = bench.faulty_client(&faults).await;
     let held = take(&alice, &name).await;
     let session = ok(alice.inspect(&name).await).expect("alice holds it").holders[0].session;
-    stage.cut(Cut::Failing);
+    faults.cut(Cut::Failing);
     assert!(matches!(held.lost().await, Loss::Unreachable { .. }));
-    stage.mend();
+    faults.mend();
     let again = take(&alice, &name).await;
     let lock = ok(alice.inspect(&name).await).expect("alice holds it");
     assert_ne!(lock.holders[0].session, session);
@@ -58,24 +58,24 @@ pub async fn a_client_that_comes_back_has_a_new_session<S: Subject>(bench: &Benc
 
 /// A waiter whose session is over gets an error, never a grant.
 pub async fn a_waiter_that_is_cut_off_is_told_and_leaves_the_queue<S: Subject>(bench: &Bench<S>) {
-    let (stage, bob, name) = (Stage::default(), bench.client().await, bench.name("lock"));
-    let alice = bench.client_on(&stage).await;
+    let (faults, bob, name) = (EngineFaults::default(), bench.client().await, bench.name("lock"));
+    let alice = bench.faulty_client(&faults).await;
     let held = take(&bob, &name).await;
     let waiter = taking(&alice, &name);
     bench.until_queued(&bob, &name, 1).await;
-    stage.cut(Cut::Silent);
+    faults.cut(Cut::Silent);
     assert!(matches!(is_lost(join(waiter).await), Loss::Unreachable { .. }));
     bench.until_queued(&bob, &name, 0).await;
     ok(held.release().await);
     bench.until_idle(&bob, &name).await;
-    stage.mend();
+    faults.mend();
 }
 
-/// With a delay, a lock whose holder vanished is withheld for so long, and only then granted.
+/// With a lock-delay, a lock whose holder vanished is granted only after that time.
 pub async fn a_delay_withholds_the_lock_after_an_expiry<S: Subject>(bench: &Bench<S>) {
     const DELAY: Duration = Duration::from_millis(100);
-    let (stage, bob, name) = (Stage::default(), bench.client().await, bench.name("lock"));
-    let alice = bench.client_on(&stage).await;
+    let (faults, bob, name) = (EngineFaults::default(), bench.client().await, bench.name("lock"));
+    let alice = bench.faulty_client(&faults).await;
     let offers = bob.guarantees().offers;
     if !offers.delay {
         is_unsupported(bob.lock(&name).delay(DELAY).efficiency().acquire().await);
@@ -89,7 +89,7 @@ pub async fn a_delay_withholds_the_lock_after_an_expiry<S: Subject>(bench: &Benc
     let waiter = taking(&bob, &name);
     bench.until_queued(&bob, &name, 1).await;
     let watch = if offers.watch { Some(ok(bob.watch(&name).await)) } else { None };
-    stage.cut(Cut::Failing);
+    faults.cut(Cut::Failing);
     let granted = ok(join(waiter).await).expect("it is bob's turn in the end");
     assert!(BootInstant::now() >= held.safe_until() + DELAY, "it was granted before the delay was over");
     if let Some(mut watch) = watch {
@@ -103,10 +103,10 @@ pub async fn a_delay_withholds_the_lock_after_an_expiry<S: Subject>(bench: &Benc
         let event = next_event(&mut watch).await;
         assert!(matches!(&event, Event::Granted { token, .. } if *token == granted.token()), "{event:?}");
     }
-    stage.mend();
+    faults.mend();
 }
 
-/// A release or a close frees the lock at once, whatever delay the holder asked for.
+/// A release or a close frees the lock at once, whatever lock-delay the holder asked for.
 pub async fn a_delay_does_not_hold_up_a_release<S: Subject>(bench: &Bench<S>) {
     const DELAY: Duration = Duration::from_secs(3600);
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));

@@ -1,4 +1,5 @@
-//! How a grant ends: released, dropped, closed, taken away. What is lost stays lost, and frees nobody else.
+//! How a grant ends: released, dropped, closed, force-released. A lost grant stays lost, and its late release frees no
+//! newer one.
 
 use palisade::{Loss, Misuse, Refusal, Standing};
 
@@ -32,12 +33,12 @@ pub async fn dropping_a_released_guard_frees_nobody_else<S: Subject>(bench: &Ben
     ok(first.release().await);
     let second = take(&client, &name).await;
     drop(first);
-    // Another request of the same client goes the same way, behind whatever the drop has sent.
+    // Another request of the same client arrives after the release that the drop may have sent.
     assert!(try_take(&client, &name).await.is_none());
     ok(second.release().await);
 }
 
-/// The release of a grant that was taken away says so, and leaves the next holder alone.
+/// The release of a force-released grant fails, and does not affect the next holder.
 pub async fn a_release_that_comes_late_frees_nobody_else<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let old = take(&alice, &name).await;
@@ -52,7 +53,7 @@ pub async fn a_release_that_comes_late_frees_nobody_else<S: Subject>(bench: &Ben
     ok(new.release().await);
 }
 
-/// Closing a client loses all that it holds, at once and for others too.
+/// Closing a client frees all that it holds at once.
 pub async fn closing_loses_every_guard_and_frees_every_lock<S: Subject>(bench: &Bench<S>) {
     let (alice, bob) = (bench.client().await, bench.client().await);
     let (one, two) = (bench.name("one"), bench.name("two"));
@@ -69,7 +70,7 @@ pub async fn closing_loses_every_guard_and_frees_every_lock<S: Subject>(bench: &
     }
 }
 
-/// What a closed client still waited for fails, and leaves the queue.
+/// The waits of a closed client fail, and leave the queue.
 pub async fn closing_ends_what_still_waits<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let held = take(&alice, &name).await;
@@ -82,7 +83,7 @@ pub async fn closing_ends_what_still_waits<S: Subject>(bench: &Bench<S>) {
     bench.until_idle(&alice, &name).await;
 }
 
-/// Handles that are left over say that the session was closed.
+/// The remaining handles report that the session was closed.
 pub async fn a_closed_client_does_nothing_more<S: Subject>(bench: &Bench<S>) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     let left = client.clone();
@@ -103,7 +104,7 @@ pub async fn a_closed_client_does_nothing_more<S: Subject>(bench: &Bench<S>) {
     ok(left.close().await);
 }
 
-/// A client that nobody has any more holds nothing any more, as soon as the drop returns.
+/// A client without handles holds nothing as soon as the last drop returns.
 pub async fn dropping_the_last_handle_closes_the_session<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let clone = alice.clone();
@@ -115,7 +116,7 @@ pub async fn dropping_the_last_handle_closes_the_session<S: Subject>(bench: &Ben
     assert_eq!(ok(bob.inspect(&name).await), None);
 }
 
-/// A guard is enough to keep what it holds.
+/// A guard keeps its client alive.
 pub async fn a_guard_keeps_its_client_alive<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let held = take(&alice, &name).await;
@@ -125,7 +126,7 @@ pub async fn a_guard_keeps_its_client_alive<S: Subject>(bench: &Bench<S>) {
     assert!(try_take(&bob, &name).await.is_some());
 }
 
-/// The holder learns who took its lock away, and why; so does everybody who looks.
+/// The holder learns which client force-released its lock, and why; so does every other client.
 pub async fn a_forced_release_tells_the_holder_who_and_why<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client_called("bob").await, bench.name("lock"));
     let held = take(&alice, &name).await;
@@ -149,7 +150,7 @@ pub async fn a_forced_release_tells_the_holder_who_and_why<S: Subject>(bench: &B
     ok(next.release().await);
 }
 
-/// An operator who looked a moment too late takes away nothing else.
+/// A force-release with an old token ends no newer grant.
 pub async fn a_forced_release_of_one_grant_spares_a_newer_one<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let old = take(&alice, &name).await;
@@ -167,7 +168,7 @@ pub async fn a_forced_release_of_one_grant_spares_a_newer_one<S: Subject>(bench:
     assert!(matches!(new.lost().await, Loss::ForcedBy { .. }));
 }
 
-/// There is nothing to take away.
+/// A lock without a holder cannot be force-released.
 pub async fn a_forced_release_of_what_nobody_holds_is_refused<S: Subject>(bench: &Bench<S>) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     let forced = client.force_release(&name, "a test").await;
@@ -179,7 +180,7 @@ pub async fn a_forced_release_of_what_nobody_holds_is_refused<S: Subject>(bench:
     assert!(refused, "{misuse:?}");
 }
 
-/// A guard that was lost says so, with the same reason, however often it is asked and whatever comes after.
+/// A lost guard always reports the same loss, whatever comes after.
 pub async fn a_lost_guard_stays_lost_for_its_first_reason<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client_called("bob").await, bench.name("lock"));
     let held = take(&alice, &name).await;
@@ -198,7 +199,7 @@ pub async fn a_lost_guard_stays_lost_for_its_first_reason<S: Subject>(bench: &Be
     assert_eq!(is_lost(held.release().await), first);
 }
 
-/// Work under a lock stops where it is when the lock is lost.
+/// Work under a lock is dropped when the lock is lost.
 pub async fn work_is_dropped_when_its_lock_is_lost<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let endless = async |_: &palisade::LockGuard| std::future::pending::<()>().await;

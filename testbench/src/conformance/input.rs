@@ -1,4 +1,4 @@
-//! What makes no sense is refused with a type, and changes nothing.
+//! Invalid input is refused with a typed error, and changes nothing.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use palisade::{BadName, BadNumber, LockName, Misuse, Options, Palisade, Refusal,
 
 use super::bench::{Bench, Subject, is_fenced, is_misuse, is_unsupported, ok};
 
-/// Every call that takes a name judges it the same way.
+/// Every call that takes a name accepts the same names.
 pub async fn a_bad_name_is_refused_by_every_call<S: Subject>(bench: &Bench<S>) {
     let client = bench.client().await;
     let longest = LockName::MAX_BYTES;
@@ -25,7 +25,7 @@ pub async fn a_bad_name_is_refused_by_every_call<S: Subject>(bench: &Bench<S>) {
             assert_eq!(misuse, bad);
         }
     }
-    // Others may use the same store.
+    // Other tests may use the same store.
     if !client.guarantees().offers.list {
         return;
     }
@@ -70,7 +70,7 @@ async fn refusals(client: &Palisade, name: &str) -> Vec<Misuse> {
     all
 }
 
-/// No session is opened with a TTL that is none, too short or too long.
+/// No session is opened with a TTL that is zero, too short or too long.
 pub async fn a_bad_ttl_is_refused<S: Subject>(bench: &Bench<S>) {
     let connect = async |ttl| is_misuse(bench.connect(Options::new().ttl(ttl)).await);
     let zero = Misuse::Number(BadNumber::Zero { what: "ttl_ms" });
@@ -86,7 +86,7 @@ pub async fn a_bad_ttl_is_refused<S: Subject>(bench: &Bench<S>) {
     }
 }
 
-/// A delay is more than nothing and less than for ever.
+/// A lock-delay has a lower and an upper limit.
 pub async fn a_bad_delay_is_refused<S: Subject>(bench: &Bench<S>) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     let ask = async |delay| client.lock(&name).delay(delay).efficiency().acquire().await;

@@ -1,4 +1,4 @@
-//! Readers and writers, permits, several locks at once, elections. What an engine does not have, it refuses.
+//! Readers and writers, permits, several locks at once, elections. An engine refuses the kinds that it does not offer.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use palisade::engine::Order;
 use palisade::{Misuse, Palisade, Refusal};
 
 use super::bench::{Bench, Subject, is_fenced, is_lost, is_misuse, is_unsupported, join, ok};
-use crate::faulty_engine::{Cut, Stage};
+use crate::faulty_engine::{Cut, EngineFaults};
 
-/// Whether shared locks can be had here; if not, that is checked.
+/// Returns whether the engine offers shared locks; if not, checks that it refuses them.
 async fn has_shared<S: Subject>(bench: &Bench<S>, client: &Palisade) -> bool {
     let (name, offers) = (bench.name("not offered"), client.guarantees().offers);
     if offers.shared {
@@ -57,12 +57,12 @@ async fn has_elections<S: Subject>(bench: &Bench<S>, client: &Palisade) -> bool 
     false
 }
 
-/// These kinds are checked with tokens; an engine without them is known to refuse by a promise of its own.
+/// These kinds are checked with tokens. Another promise checks that an engine without tokens refuses.
 fn has_tokens(client: &Palisade) -> bool {
     is_fenced(client.guarantees())
 }
 
-/// Many read together; who writes is alone.
+/// Readers share a lock; a writer has it alone.
 pub async fn readers_share_and_a_writer_is_alone<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("table"));
     if !has_shared(bench, &alice).await {
@@ -75,7 +75,7 @@ pub async fn readers_share_and_a_writer_is_alone<S: Subject>(bench: &Bench<S>) {
     ok(one.release().await);
     assert!(ok(alice.rw_lock(&name).write().try_acquire().await).is_none());
     ok(two.release().await);
-    let writer = ok(alice.rw_lock(&name).write().try_acquire().await).expect("nobody reads");
+    let writer = ok(alice.rw_lock(&name).write().try_acquire().await).expect("there is no reader");
     assert!(ok(bob.rw_lock(&name).read().try_acquire().await).is_none());
     assert!(ok(bob.rw_lock(&name).write().try_acquire().await).is_none());
     ok(writer.release().await);
@@ -146,7 +146,7 @@ pub async fn a_request_for_many_permits_is_not_starved_by_small_ones<S: Subject>
     ok(ok(join(few).await).release().await);
 }
 
-/// All who use a semaphore must give it the same number of permits.
+/// All users of a semaphore must name the same number of permits.
 pub async fn a_semaphore_with_another_limit_is_refused<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("gpu"));
     if !has_permits(bench, &alice).await {
@@ -162,7 +162,7 @@ pub async fn a_semaphore_with_another_limit_is_refused<S: Subject>(bench: &Bench
     ok(held.release().await);
 }
 
-/// More permits help those who wait; fewer turn away those who can never be served.
+/// With more permits, waiters are granted; with fewer, waiters that can never be granted are refused.
 pub async fn a_semaphore_can_be_resized<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("gpu"));
     if !has_permits(bench, &alice).await {
@@ -188,7 +188,7 @@ pub async fn a_semaphore_can_be_resized<S: Subject>(bench: &Bench<S>) {
     assert!(ok(bob.semaphore(&name, 1).try_acquire().await).is_some());
 }
 
-/// A name in use as the one cannot be used as the other.
+/// A name in use as a lock cannot be used as a semaphore, nor the reverse.
 pub async fn a_lock_is_no_semaphore<S: Subject>(bench: &Bench<S>) {
     let (client, lock, semaphore) = (bench.client().await, bench.name("lock"), bench.name("semaphore"));
     if !has_permits(bench, &client).await {
@@ -205,7 +205,7 @@ pub async fn a_lock_is_no_semaphore<S: Subject>(bench: &Bench<S>) {
     ok(permit.token());
 }
 
-/// Several locks come together, under one token, and go together; who waits for them holds none of them.
+/// Several locks are granted together, with one token, and end together. A waiter for them holds none of them.
 pub async fn several_locks_are_had_all_or_nothing<S: Subject>(bench: &Bench<S>) {
     let (alice, bob) = (bench.client().await, bench.client().await);
     if !has_several(bench, &alice).await {
@@ -305,7 +305,7 @@ pub async fn an_observer_follows_from_leader_to_leader<S: Subject>(bench: &Bench
     assert_eq!(ok(observer.next().await), None);
 }
 
-/// A candidacy with a bound ends with `None`, and nothing of it stays behind.
+/// A candidacy with a bound ends with `None`, and leaves no waiter.
 pub async fn a_candidacy_that_times_out_is_none<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("boss"));
     if !has_elections(bench, &alice).await {
@@ -321,17 +321,17 @@ pub async fn a_candidacy_that_times_out_is_none<S: Subject>(bench: &Bench<S>) {
 
 /// A leader that does not keep its session alive is replaced.
 pub async fn a_candidate_takes_over_from_a_leader_that_is_cut_off<S: Subject>(bench: &Bench<S>) {
-    let (stage, bob, name) = (Stage::default(), bench.client().await, bench.name("boss"));
-    let alice = bench.client_on(&stage).await;
+    let (faults, bob, name) = (EngineFaults::default(), bench.client().await, bench.name("boss"));
+    let alice = bench.faulty_client(&faults).await;
     if !has_elections(bench, &bob).await {
         return;
     }
     let old = ok(alice.election(&name).campaign("alice").await);
     let token = ok(old.token());
-    stage.cut(Cut::Failing);
+    faults.cut(Cut::Failing);
     let new = ok(bob.election(&name).campaign("bob").await);
     assert!(ok(new.token()) > token);
     assert!(old.token().is_err());
     assert_eq!(ok(bob.election(&name).leader().await).map(|leader| leader.value), Some(b"bob".to_vec()));
-    stage.mend();
+    faults.mend();
 }

@@ -6,7 +6,7 @@ use super::bench::{
     Bench, Held, SHORT_TTL, Subject, is_fenced, is_lost, is_misuse, is_unsupported, join, ok, take, taking, try_take,
 };
 
-/// After its client has gone, a session that it left holds what it held, with the same token.
+/// A detached session keeps its locks and tokens after its client has ended.
 pub async fn what_a_left_session_holds_outlives_its_client<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     if !alice.guarantees().offers.detach {
@@ -23,7 +23,7 @@ pub async fn what_a_left_session_holds_outlives_its_client<S: Subject>(bench: &B
     assert!(token.is_none_or(|token| lock.holders[0].token == token));
 }
 
-/// It lives for its TTL from when it was left, and for another one from each keep-alive, whoever asks for that.
+/// A detached session lives for its TTL, and for another TTL from each keep-alive of any client.
 pub async fn a_left_session_ends_at_its_ttl_and_lives_on_if_it_is_kept_alive<S: Subject>(bench: &Bench<S>) {
     let (bob, name) = (bench.client().await, bench.name("lock"));
     if !bob.guarantees().offers.detach {
@@ -34,7 +34,7 @@ pub async fn a_left_session_ends_at_its_ttl_and_lives_on_if_it_is_kept_alive<S: 
     let held = take(&alice, &name).await;
     let session = ok(alice.detach().await);
     let waiter = taking(&bob, &name);
-    // Time itself is the matter: half of the TTL is used up before the keep-alive.
+    // The passing of time is what is tested: half of the TTL is used up before the keep-alive.
     tokio::time::sleep(SHORT_TTL / 2).await;
     let renewed_at = BootInstant::now();
     ok(bob.detached_session(session).keep_alive().await);
@@ -44,7 +44,7 @@ pub async fn a_left_session_ends_at_its_ttl_and_lives_on_if_it_is_kept_alive<S: 
     drop(held);
 }
 
-/// The token and the session's number are all that is needed to release it, and only that.
+/// The token and the session's number together are needed and enough for a release.
 pub async fn whoever_knows_a_left_session_can_release_what_it_holds<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     if !alice.guarantees().offers.detach {
@@ -68,7 +68,7 @@ pub async fn whoever_knows_a_left_session_can_release_what_it_holds<S: Subject>(
     ok(left.close().await);
 }
 
-/// Closing it frees everything at once, and can be repeated.
+/// Closing a detached session frees its locks at once, and can be repeated.
 pub async fn whoever_knows_a_left_session_can_close_it<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     if !alice.guarantees().offers.detach {
@@ -82,7 +82,7 @@ pub async fn whoever_knows_a_left_session_can_close_it<S: Subject>(bench: &Bench
     drop(held);
 }
 
-/// It waits for nothing, gets nothing, and cannot leave twice.
+/// A client that detached its session can neither acquire nor detach again.
 pub async fn a_client_that_has_left_does_nothing_more<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     if !alice.guarantees().offers.detach {
@@ -100,7 +100,7 @@ pub async fn a_client_that_has_left_does_nothing_more<S: Subject>(bench: &Bench<
     bench.until_idle(&bob, &name).await;
 }
 
-/// A client without a session looks, and is refused what needs one.
+/// A client without a session can inspect, and is refused all that needs a session.
 pub async fn an_observer_sees_and_holds_nothing<S: Subject>(bench: &Bench<S>) {
     let (alice, name) = (bench.client().await, bench.name("lock"));
     let observer = ok(bench.connect(Options::new().observer()).await);

@@ -1,8 +1,8 @@
-//! What every engine must do, as one suite of functions: each is one promise, checked through the public API of
-//! `palisade` alone, on any [`Subject`]. What an engine's [`Guarantees`](palisade::engine::Guarantees) do not declare
-//! is checked to be refused.
+//! The promises of every engine, as one suite of functions: each is one promise, checked through the public API of
+//! `palisade` alone, on any [`Subject`]. An operation that an engine's
+//! [`Guarantees`](palisade::engine::Guarantees) do not declare is checked to be refused.
 //!
-//! A test file says [`conformance!`](macro@crate::conformance) once per engine, and gets one test per promise.
+//! A test file calls [`conformance!`](macro@crate::conformance) once per engine, and gets one test per promise.
 
 mod bench;
 mod exclusion;
@@ -28,8 +28,7 @@ pub use sight::*;
 pub use signing::*;
 pub use tokens::*;
 
-/// All promises, for a macro that wants to do something with each of them: it is called with what is given here,
-/// followed by their names.
+/// Calls a macro with the given tokens, followed by the names of all promises.
 #[macro_export]
 macro_rules! for_each_promise {
     ($then:ident! { $($given:tt)* }) => {
@@ -141,7 +140,7 @@ macro_rules! __tests {
 /// The names of all promises.
 pub const PROMISES: &[&str] = for_each_promise!(__names! {});
 
-/// A module of tests, one per promise, for one engine. The subject is made anew for each.
+/// A module of tests, one per promise, for one engine. Each test creates the subject again.
 #[macro_export]
 macro_rules! conformance {
     ($engine:ident, $subject:expr) => {

@@ -1,4 +1,4 @@
-//! First come, first served, where the engine says so.
+//! First come, first served, where the engine declares it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,7 +22,7 @@ pub async fn waiters_of_one_client_are_granted_in_order<S: Subject>(bench: &Benc
     granted_in_order(bench, &vec![client; 5]).await;
 }
 
-/// All who wait are granted once; in the order in which they came, if the engine is fair.
+/// Every waiter is granted once; in the order of arrival, if the engine is fair.
 async fn granted_in_order<S: Subject>(bench: &Bench<S>, clients: &[Palisade]) {
     let (holder, name) = (bench.client().await, bench.name("lock"));
     let held = take(&holder, &name).await;

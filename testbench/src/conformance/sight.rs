@@ -1,4 +1,4 @@
-//! What can be seen of locks is the truth.
+//! Inspecting, listing and watching locks.
 
 use palisade::{Ending, Event, Loss, Mode};
 
@@ -38,7 +38,7 @@ pub async fn inspection_shows_holders_waiters_and_history<S: Subject>(bench: &Be
     ok(second.release().await);
 }
 
-/// Of what nobody holds or wants, nothing is known.
+/// A lock without holder and waiter is not shown.
 pub async fn inspection_of_an_idle_lock_shows_nothing<S: Subject>(bench: &Bench<S>) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     assert_eq!(ok(client.inspect(&name).await), None);
@@ -46,7 +46,7 @@ pub async fn inspection_of_an_idle_lock_shows_nothing<S: Subject>(bench: &Bench<
     assert_eq!(ok(client.inspect(&name).await), None);
 }
 
-/// Everything in use whose name begins so, and nothing else.
+/// A list has every lock in use with this prefix, and no other.
 pub async fn a_list_shows_what_is_in_use_sorted_by_name<S: Subject>(bench: &Bench<S>) {
     let (alice, bob) = (bench.client().await, bench.client().await);
     if !alice.guarantees().offers.list {
@@ -70,7 +70,7 @@ pub async fn a_list_shows_what_is_in_use_sorted_by_name<S: Subject>(bench: &Benc
     assert_eq!(list("c").await, expect(&[]));
 }
 
-/// A watch tells everything that happens to the locks that it was asked for, and nothing of others.
+/// A watch reports every event of its locks, and none of others.
 pub async fn a_watch_shows_what_happens_in_order<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("seen/1"));
     let before = take(&alice, &bench.name("seen/0")).await;
@@ -109,7 +109,7 @@ pub async fn a_watch_shows_what_happens_in_order<S: Subject>(bench: &Bench<S>) {
     drop((second, hidden));
 }
 
-/// When its client is closed, a watch has nothing more to tell.
+/// A watch ends when its client is closed.
 pub async fn a_watch_ends_with_its_client<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     if !alice.guarantees().offers.watch {
@@ -146,7 +146,7 @@ pub async fn labels_come_back_as_they_were_given_and_are_escaped_in_errors<S: Su
         }
         assert_eq!(is_lost(Err::<(), _>(error)), loss);
     }
-    // A name that is none appears in the error, and is escaped there too.
+    // An invalid name appears in the error, and is escaped there too.
     let error = alice.inspect(NASTY).await.expect_err("it has control characters");
     assert!(!error.to_string().chars().any(char::is_control), "{error}");
     assert!(try_take(&alice, &name).await.is_some());

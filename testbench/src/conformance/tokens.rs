@@ -7,9 +7,9 @@ use palisade::{Error, ErrorKind, Misuse, Palisade, Token};
 use palisade_core::Refusal;
 
 use super::bench::{Bench, Held, Subject, is_fenced, is_misuse, is_unsupported, ok, take, try_take};
-use crate::faulty_engine::{Cut, Stage};
+use crate::faulty_engine::{Cut, EngineFaults};
 
-/// By default a lock has a token, or is refused with a message that names both ways out.
+/// By default a lock has a token, or is refused with a message that names both alternatives.
 pub async fn a_correctness_lock_needs_a_fenced_engine<S: Subject>(bench: &Bench<S>) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     if is_fenced(client.guarantees()) {
@@ -35,7 +35,7 @@ pub async fn a_correctness_lock_needs_a_fenced_engine<S: Subject>(bench: &Bench<
     assert_eq!(ok(client.inspect(&name).await), None);
 }
 
-/// A lock that only saves work needs no token, gives none, and keeps others out all the same:
+/// An efficiency lock has no token, and excludes others all the same:
 ///
 /// ```compile_fail
 /// fn token(guard: &palisade::EfficiencyGuard) {
@@ -93,7 +93,7 @@ pub async fn tokens_rise_over_the_end_of_a_session<S: Subject>(bench: &Bench<S>)
     tokens.see(&take(&observer, &bench.name("lock")).await);
 }
 
-/// After the lock was taken away, which itself moves the token on.
+/// After a force-release, which itself raises the token.
 pub async fn tokens_rise_over_a_forced_release<S: Subject>(bench: &Bench<S>) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     let held = take(&client, &name).await;
@@ -111,14 +111,14 @@ pub async fn tokens_rise_over_a_forced_release<S: Subject>(bench: &Bench<S>) {
 
 /// After the holder's session expired.
 pub async fn tokens_rise_over_an_expiry<S: Subject>(bench: &Bench<S>) {
-    let (stage, bob, name) = (Stage::default(), bench.client().await, bench.name("lock"));
-    let alice = bench.client_on(&stage).await;
+    let (faults, bob, name) = (EngineFaults::default(), bench.client().await, bench.name("lock"));
+    let alice = bench.faulty_client(&faults).await;
     let mut tokens = Rising::default();
     let lost = take(&alice, &name).await;
     tokens.see(&lost);
-    stage.cut(Cut::Silent);
+    faults.cut(Cut::Silent);
     tokens.see(&take(&bob, &name).await);
-    stage.mend();
+    faults.mend();
 }
 
 /// After there was no client at all for a while.
@@ -156,8 +156,8 @@ pub async fn raised_tokens_begin_above_the_number_and_are_never_lowered<S: Subje
     assert!(grant(&bench.client().await, &old).await > last);
 }
 
-/// Raises tokens. An engine that refuses it while a lock has a lower token says so, and has changed nothing; tests beside
-/// this one hold such locks for a while.
+/// Raises tokens. An engine may refuse that while a lock is held with a lower token; the other
+/// tests hold such locks for a while.
 async fn raise(client: &Palisade, above: Token, release: impl AsyncFnOnce() -> Result<(), Error>) {
     let mut release = Some(release);
     loop {
@@ -193,7 +193,7 @@ fn ok_token(number: u64) -> Token {
     Token::new(number).expect("a token")
 }
 
-/// The token that a client is granted now, also on an engine whose tokens are no promise.
+/// Returns the token of a new grant, also on an engine whose tokens are no promise.
 async fn grant(client: &Palisade, name: &str) -> Token {
     let guard = ok(client.lock(name).efficiency().acquire().await);
     let lock = ok(client.inspect(name).await).expect("it is held");

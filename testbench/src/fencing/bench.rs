@@ -1,4 +1,4 @@
-//! What the promises are checked with.
+//! The bench on which the promises are checked.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -10,7 +10,7 @@ use palisade_fence::{Error, ErrorKind, Resource, Sealed, Token};
 use super::wire::Wire;
 use crate::bounded::check;
 
-/// Longer than anything takes that works. Only a broken promise waits for it.
+/// The bound of one promise. Only a broken promise takes this long.
 const BOUND: Duration = Duration::from_secs(60);
 
 /// An adapter to be checked: how one number is kept in its resource.
@@ -18,17 +18,17 @@ pub trait Subject: Clone + Send + Sync + 'static {
     /// The adapter.
     type Resource: Resource<Query: Send, Change: Clone + Send, Outcome: Debug + PartialEq> + 'static;
 
-    /// Opens the resource of this name, or makes it. The same name leads to the same data and the same mark, through
-    /// whatever the adapter keeps outside this process.
+    /// Opens or creates the resource of this name. The same name leads to the same data and the same mark, in every
+    /// process.
     fn open(&self, name: &str) -> impl Future<Output = Result<Self::Resource, Error>> + Send;
 
-    /// What asks for the number.
+    /// Returns the query for the number.
     fn get(&self) -> <Self::Resource as Resource>::Query;
 
-    /// What sets it.
+    /// Returns the change that sets the number.
     fn set(&self, number: u64) -> <Self::Resource as Resource>::Change;
 
-    /// What an answer says; 0 if it was never set.
+    /// Returns the number in an answer; 0 if it was never set.
     fn number(&self, answer: <Self::Resource as Resource>::Answer) -> u64;
 
     /// Names that must be refused as misuse.
@@ -39,7 +39,7 @@ pub trait Subject: Clone + Send + Sync + 'static {
     fn impossible(&self) -> Vec<<Self::Resource as Resource>::Change>;
 }
 
-/// A subject, and a part of its names that nothing else uses.
+/// A subject, and a prefix of names that no other test uses.
 #[derive(Clone)]
 pub struct Bench<S> {
     pub(super) subject: S,
@@ -58,12 +58,12 @@ pub fn run<S: Subject>(subject: S, promise: impl AsyncFnOnce(&Bench<S>)) {
 }
 
 impl<S: Subject> Bench<S> {
-    /// Opens a resource whose name nothing else uses.
+    /// Opens a resource whose name no other test uses.
     pub async fn open(&self, name: &str) -> S::Resource {
         ok(self.subject.open(&format!("{}{name}", self.prefix)).await)
     }
 
-    /// A handle, over a wire that does what it is told.
+    /// A handle, over this wire.
     pub async fn sealed(&self, wire: &Wire<S::Resource>, token: u64) -> Handle<S> {
         ok(Sealed::seal(wire.clone(), token_of(token)).await)
     }
@@ -89,7 +89,7 @@ impl<S: Subject> Bench<S> {
         handle.write(self.subject.set(number)).await
     }
 
-    /// The number, read by a new holder, whose token is this.
+    /// Reads the number as a new holder with this token.
     pub async fn look(&self, name: &str, token: u64) -> u64 {
         let resource = self.open(name).await;
         ok(self.get(&ok(Sealed::seal(resource, token_of(token)).await)).await)
@@ -101,13 +101,13 @@ pub(super) fn token_of(number: u64) -> Token {
     Token::new(number).expect("a token")
 }
 
-/// What was promised to succeed.
+/// Unwraps a result that was promised to be a success.
 #[track_caller]
 pub(super) fn ok<T>(result: Result<T, Error>) -> T {
     result.unwrap_or_else(|error| panic!("it must succeed, but: {error} ({:?})", error.kind()))
 }
 
-/// A refusal: its kind as asked for, the resource and the token named, nothing done.
+/// Asserts a refusal of the wanted kind that names the resource and the token, and has changed nothing.
 #[track_caller]
 pub(super) fn refused<T: Debug>(result: Result<T, Error>, wanted: impl Fn(&ErrorKind) -> bool) {
     let error = result.expect_err("it must be refused");
@@ -120,12 +120,12 @@ pub(super) fn refused<T: Debug>(result: Result<T, Error>, wanted: impl Fn(&Error
     );
 }
 
-/// Overtaken by this token.
+/// Returns a test for the error that this token has overtaken another.
 pub(super) fn stale(by: u64) -> impl Fn(&ErrorKind) -> bool {
     move |kind| matches!(kind, ErrorKind::Stale { seen } if seen.get() == by)
 }
 
-/// Sealed before by this token.
+/// Returns a test for the error that this token has sealed before.
 pub(super) fn superseded(by: u64) -> impl Fn(&ErrorKind) -> bool {
     move |kind| matches!(kind, ErrorKind::Superseded { seen } if seen.get() == by)
 }

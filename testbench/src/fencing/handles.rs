@@ -23,7 +23,7 @@ pub async fn sealing_again_goes_on_with_the_numbers<S: Subject>(bench: &Bench<S>
     assert_eq!(bench.look("r", 34).await, 3);
 }
 
-/// The second one to write under a number is told so.
+/// The second write under one number is refused.
 pub async fn two_handles_under_one_token_never_take_each_others_writes<S: Subject>(bench: &Bench<S>) {
     let wire = bench.wire("r").await;
     let mut one = bench.sealed(&wire, 33).await;
@@ -37,7 +37,7 @@ pub async fn two_handles_under_one_token_never_take_each_others_writes<S: Subjec
     assert_eq!(bench.look("r", 34).await, 2);
 }
 
-/// Many tasks read and write one number, each under a token of its own, while others overtake them. What was acknowledged is
+/// Many tasks read and write one number, each with another token, while others overtake them. What was acknowledged is
 /// there; what may have taken effect, because its holder was overtaken before it could find out, may be.
 pub async fn increments_under_rising_tokens_are_never_lost<S: Subject>(bench: &Bench<S>) {
     const TASKS: u64 = 8;
@@ -59,12 +59,12 @@ pub async fn increments_under_rising_tokens_are_never_lost<S: Subject>(bench: &B
     }
     all(tasks).await;
     let (done, maybe) = (done.load(Ordering::Relaxed), maybe.load(Ordering::Relaxed));
-    assert!(done > 0, "nobody got anything done");
+    assert!(done > 0, "no task got anything done");
     let found = bench.look("r", tokens.load(Ordering::Relaxed) + 1).await;
     assert!((done..=done + maybe).contains(&found), "{found}, of {done} and perhaps {maybe} more");
 }
 
-/// How many increments were made.
+/// Counts of increments.
 struct Counted {
     done: u64,
     maybe: u64,
@@ -91,7 +91,7 @@ async fn increments<S: Subject>(bench: &Bench<S>, resource: &S::Resource, token:
                 return counted;
             }
         };
-        // Where others get their turn.
+        // Lets other tasks run.
         tokio::task::yield_now().await;
         match bench.set(&mut handle, number + 1).await {
             Ok(_) => counted.done += 1,

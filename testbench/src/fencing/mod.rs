@@ -1,7 +1,7 @@
-//! What every fenced resource must do, as one suite of functions: each is one promise, checked on any [`Subject`]
+//! The promises of every fenced resource, as one suite of functions: each is one promise, checked on any [`Subject`]
 //! through [`Sealed`](palisade_fence::Sealed) handles, some of them over a [`Wire`] that loses, delays and repeats.
 //!
-//! A test file says [`fencing!`](macro@crate::fencing) once per adapter, and gets one test per promise.
+//! A test file calls [`fencing!`](macro@crate::fencing) once per adapter, and gets one test per promise.
 
 mod bench;
 mod handles;
@@ -17,7 +17,7 @@ pub use outages::survive;
 pub use seals::*;
 pub use wire::{Act, Wire};
 
-/// A module of tests, one per promise, for one adapter. The subject is made anew for each.
+/// A module of tests, one per promise, for one adapter. Each test creates the subject again.
 #[macro_export]
 macro_rules! fencing {
     ($adapter:ident, $subject:expr) => {

@@ -117,7 +117,7 @@ pub async fn a_write_that_was_dropped_midway_is_settled<S: Subject>(bench: &Benc
     {
         let mut write = std::pin::pin!(bench.set(&mut handle, 1));
         let mut applied = std::pin::pin!(until("the write is applied", async || bench.look("r", 33).await == 1));
-        // Both go on: who looks may have to wait for a write that is half done.
+        // Poll both: the read may have to wait for a write that is half done.
         std::future::poll_fn(|context| {
             assert!(write.as_mut().poll(context).is_pending(), "its answer never comes");
             applied.as_mut().poll(context)

@@ -1,4 +1,4 @@
-//! A writer that goes on through every outage of what it writes to.
+//! Writers that continue through every outage of their resource.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -8,23 +8,23 @@ use palisade_fence::{Error, Sealed, Settled, Token};
 use super::bench::{Subject, ok, token_of};
 use crate::bounded::{BOUND, bound_for, check};
 
-/// Between two attempts while the resource is away.
+/// Between two attempts while the resource is down.
 const PAUSE: Duration = Duration::from_millis(5);
 /// How many writes are made under one token.
 const WRITES: u64 = 20;
 
-/// Counts upwards in a resource of its own until it is told to stop, under a new token every few writes. Whatever the
-/// outages, what it reads is what it has counted: nothing acknowledged is lost, nothing applied twice, and a write whose
-/// answer was lost is found out about. Says how far it came.
+/// Counts upwards in a separate resource until `stop` is set, with a new token every few writes. Every read must return
+/// what the writer has counted: no acknowledged write is lost, none is applied twice, and a write whose reply was lost is
+/// settled. Returns the last number.
 async fn count_through_outages<S: Subject>(subject: &S, name: &str, stop: &AtomicBool) -> u64 {
     let mut counted = 0;
     let mut token = 0;
     while !stop.load(Ordering::Relaxed) {
         token += 1;
-        let sealed = in_the_end(async || Sealed::seal(subject.open(name).await?, token_of(token)).await);
+        let sealed = retry(async || Sealed::seal(subject.open(name).await?, token_of(token)).await);
         let mut handle = sealed.await;
         for _ in 0..WRITES {
-            let answer = in_the_end(async || handle.read(subject.get()).await).await;
+            let answer = retry(async || handle.read(subject.get()).await).await;
             assert_eq!(subject.number(answer), counted, "{name} under token {token}");
             counted += u64::from(write(subject, &mut handle, counted + 1).await);
         }
@@ -32,7 +32,7 @@ async fn count_through_outages<S: Subject>(subject: &S, name: &str, stop: &Atomi
     counted
 }
 
-/// Writes once, and finds out whether it was applied.
+/// Writes once, and returns whether the write was applied.
 async fn write<S: Subject>(subject: &S, handle: &mut Sealed<S::Resource>, number: u64) -> bool {
     match handle.write(subject.set(number)).await {
         Ok(_) => return true,
@@ -52,8 +52,8 @@ async fn write<S: Subject>(subject: &S, handle: &mut Sealed<S::Resource>, number
     }
 }
 
-/// Tries until the resource is there.
-async fn in_the_end<T>(attempt: impl AsyncFn() -> Result<T, Error>) -> T {
+/// Retries until the resource is up.
+async fn retry<T>(attempt: impl AsyncFn() -> Result<T, Error>) -> T {
     loop {
         match attempt().await {
             Err(error) if error.is_retryable() => tokio::time::sleep(PAUSE).await,
@@ -62,8 +62,7 @@ async fn in_the_end<T>(attempt: impl AsyncFn() -> Result<T, Error>) -> T {
     }
 }
 
-/// Runs writers, each on a resource of its own, through so many outages. An outage begins at any moment and has ended
-/// when the function returns.
+/// Runs writers, each on a separate resource, through this number of outages. `outage` begins and ends one.
 pub fn survive<S: Subject>(subject: &S, outages: u32, mut outage: impl FnMut()) {
     const WRITERS: usize = 3;
     let stop = &AtomicBool::new(false);

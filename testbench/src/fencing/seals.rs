@@ -1,11 +1,11 @@
-//! Sealing, and what it shuts out.
+//! Sealing, and the refusals that follow from it.
 
 use palisade_fence::{ErrorKind, Sealed, Token};
 
 use super::bench::{Bench, Subject, ok, refused, stale, superseded, token_of};
 use super::wire::Act;
 
-/// The ordinary course of things.
+/// One holder after another, without faults.
 pub async fn what_is_sealed_can_be_read_and_written<S: Subject>(bench: &Bench<S>) {
     let resource = bench.open("r").await;
     let mut handle = ok(Sealed::seal(resource, token_of(33)).await);
@@ -46,7 +46,7 @@ pub async fn a_stale_write_is_refused_after_a_seal<S: Subject>(bench: &Bench<S>)
     assert_eq!(ok(bench.get(&newer).await), 2);
 }
 
-/// What an overtaken holder reads, it might act on.
+/// An overtaken holder might act on what it reads, so it may not read either.
 pub async fn a_stale_read_is_refused_after_a_seal<S: Subject>(bench: &Bench<S>) {
     let resource = bench.open("r").await;
     let paused = ok(Sealed::seal(resource.clone(), token_of(33)).await);
@@ -64,7 +64,7 @@ pub async fn what_was_never_sealed_is_neither_read_nor_written<S: Subject>(bench
     assert_eq!(bench.look("r", 34).await, 0);
 }
 
-/// A token that is newer than the mark has not sealed yet: it must not be let in.
+/// A token that is newer than the mark has not sealed yet: it must be refused.
 pub async fn a_token_that_has_not_sealed_is_refused<S: Subject>(bench: &Bench<S>) {
     let wire = bench.wire("r").await;
     let mut sealed = bench.sealed(&wire, 33).await;
@@ -76,7 +76,7 @@ pub async fn a_token_that_has_not_sealed_is_refused<S: Subject>(bench: &Bench<S>
     assert_eq!(bench.look("r", 35).await, 1);
 }
 
-/// What was acknowledged is there when the resource is opened anew.
+/// What was acknowledged is there when the resource is opened again.
 pub async fn marks_and_data_survive_a_reopening<S: Subject>(bench: &Bench<S>) {
     let mut handle = ok(Sealed::seal(bench.open("r").await, token_of(34)).await);
     ok(bench.set(&mut handle, 7).await);
@@ -88,7 +88,7 @@ pub async fn marks_and_data_survive_a_reopening<S: Subject>(bench: &Bench<S>) {
     assert_eq!(bench.look("r", 35).await, 8);
 }
 
-/// Sealing one shuts nobody out of another.
+/// Sealing one resource affects no other.
 pub async fn resources_have_marks_of_their_own<S: Subject>(bench: &Bench<S>) {
     let mut one = ok(Sealed::seal(bench.open("one").await, token_of(33)).await);
     let mut other = ok(Sealed::seal(bench.open("other").await, token_of(34)).await);
@@ -131,8 +131,8 @@ pub async fn names_that_are_alike_have_marks_of_their_own<S: Subject>(bench: &Be
     }
 }
 
-/// A change that the resource cannot make is refused, leaves everything as it was, and keeps out neither its own holder
-/// nor the next one.
+/// A change that the resource cannot make is refused, leaves everything as it was, and neither its holder
+/// nor the next one is refused afterwards.
 pub async fn an_impossible_change_changes_nothing<S: Subject>(bench: &Bench<S>) {
     let resource = bench.open("r").await;
     let mut handle = ok(Sealed::seal(resource.clone(), token_of(33)).await);

@@ -1,24 +1,24 @@
-//! The way to a resource, which loses, delays and repeats what goes over it at the test's command.
+//! The connection to a resource. It loses, delays and repeats messages at the test's command.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use palisade_fence::{Error, ErrorKind, Mark, Pass, Resource, Seal, SealError, Sealed, Seq, Token};
 
-/// What happens to the next seal or write.
+/// A fault of the next seal or write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     /// It is delivered twice.
     Repeat,
-    /// It is delivered, and its answer is lost.
+    /// It is delivered, and its reply is lost.
     LoseAnswer,
-    /// It is held up until [`Wire::deliver`], and given up by whoever sent it.
+    /// It is held up until [`Wire::deliver`], and its sender gives up.
     HoldUp,
-    /// A seal that never arrives, and is believed to have.
+    /// A seal that never arrives, though its sender gets a reply.
     Pretend,
-    /// A seal whose answer says that one more write was made than there were.
+    /// A seal whose reply counts one write too many.
     Skip,
-    /// It is delivered, and its answer never comes.
+    /// It is delivered, and its reply never comes.
     Hang,
 }
 
@@ -37,28 +37,28 @@ struct State<R: Resource> {
 }
 
 impl<R: Resource<Change: Clone>> Wire<R> {
-    /// A wire that does nothing of itself.
+    /// Creates a wire without faults.
     pub fn to(resource: R) -> Wire<R> {
         Wire { resource, state: Arc::new(Mutex::new(State { acts: [].into(), late: [].into(), sent: Vec::new() })) }
     }
 
-    /// What happens to the next seal or write.
+    /// Sets the fault of the next seal or write.
     pub fn next(&self, act: Act) {
         self.state().acts.push_back(act);
     }
 
-    /// Whether everything has happened that was said with [`next`](Wire::next).
+    /// Returns whether no fault is left of those set with [`next`](Wire::next).
     pub fn is_done(&self) -> bool {
         self.state().acts.is_empty()
     }
 
-    /// Delivers what was held up; says what the resource answered.
+    /// Delivers what was held up; returns the reply.
     pub async fn deliver(&self) -> Result<Option<R::Outcome>, Error> {
         let (pass, change) = self.state().late.pop_front().expect("something is held up");
         self.resource.write(&pass, change).await
     }
 
-    /// Delivers a write once more that was sent long ago, counted from 0; says what the resource answered.
+    /// Delivers an earlier write once more, counted from 0; returns the reply.
     pub async fn deliver_again(&self, which: usize) -> Result<Option<R::Outcome>, Error> {
         let (pass, change) = self.state().sent[which].clone();
         self.resource.write(&pass, change).await

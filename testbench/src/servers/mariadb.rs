@@ -19,12 +19,12 @@ pub struct MariaDb {
     folder: PathBuf,
     options: Vec<String>,
     variables: Vec<(String, String)>,
-    /// Where clients find it.
+    /// Its address.
     pub address: SocketAddr,
 }
 
 impl MariaDb {
-    /// Makes one, durable, whose files are in this directory, and waits until it answers. It has an empty database `test`.
+    /// Creates a durable server with its files in this directory, and waits until it answers. It has an empty database `test`.
     ///
     /// # Errors
     ///
@@ -33,7 +33,7 @@ impl MariaDb {
         MariaDb::make(directory, &[], &[])
     }
 
-    /// The same, with more variables in its environment.
+    /// Does the same, with more variables in its environment.
     ///
     /// # Errors
     ///
@@ -42,7 +42,7 @@ impl MariaDb {
         MariaDb::make(directory, &[], variables)
     }
 
-    /// One that all tests of this process share, made once. It flushes nothing, since it is not killed.
+    /// Returns the server that all tests of this process share. It flushes nothing, since it is not killed.
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl MariaDb {
         static SHARED: LazyLock<Result<(MariaDb, Child), Absent>> = LazyLock::new(|| {
             let folder = TempDir::new()?;
             let server = MariaDb::make(folder.path(), &["--innodb-flush-log-at-trx-commit=0"], &[])?;
-            // Nothing static is dropped: this one ends it when our end of its standard input is gone.
+            // A static is never dropped. This shell ends the server when its input closes, which is when this process ends.
             let mut undertaker = Command::new("sh");
             undertaker.args(["-c", "cat; kill -KILL $1; sleep 1; rm -rf \"$2\"", "sh"]);
             undertaker.arg(server.process.child.id().to_string()).arg(folder.keep());
@@ -60,7 +60,7 @@ impl MariaDb {
         SHARED.as_ref().map(|(server, _)| server)
     }
 
-    /// One that encrypts, with [`Credentials`] that are written to its directory, for `localhost` and for no other name.
+    /// Creates a server with TLS. Its [`Credentials`], for `localhost` only, are written to its directory.
     ///
     /// # Errors
     ///
@@ -96,16 +96,16 @@ impl MariaDb {
         Ok(MariaDb { process, folder, options, variables, address })
     }
 
-    /// How clients call it: `mysql://root@127.0.0.1:12345/test`.
+    /// Returns its URL: `mysql://root@127.0.0.1:12345/test`.
     pub fn url(&self) -> String {
         format!("mysql://root@{}/test", self.address)
     }
 
-    /// Runs SQL in the database `test` with the client of its command line; says what that said.
+    /// Runs SQL in the database `test` with its command-line client; returns what that prints.
     ///
     /// # Errors
     ///
-    /// The client is not installed, or says that it failed.
+    /// The client is not installed, or fails.
     pub fn run(&self, sql: &str) -> Result<String, Absent> {
         let mut client = Command::new("mariadb");
         client.args(["--no-defaults", "--protocol=tcp", "-uroot", &format!("-P{}", self.address.port())]);
@@ -116,7 +116,7 @@ impl MariaDb {
         }
     }
 
-    /// Kills it, as a power cut would: it has no time for anything.
+    /// Kills it with `SIGKILL`.
     pub fn kill(&mut self) {
         self.process.end();
     }
@@ -149,11 +149,11 @@ fn begin(
     let mut process = Process::start("mariadbd", command, folder)?;
     let log = process.log.clone();
     // It listens before it is ready.
-    process.until(|| fs::read_to_string(&log).is_ok_and(|said| said.contains("ready for connections")))?;
+    process.until(|| fs::read_to_string(&log).is_ok_and(|reply| reply.contains("ready for connections")))?;
     Ok(process)
 }
 
-/// It does not run for root unless it is told to.
+/// Returns the option without which it refuses to run as root.
 fn as_root() -> Option<&'static str> {
     rustix::process::geteuid().is_root().then_some("--user=root")
 }

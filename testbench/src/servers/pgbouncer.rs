@@ -10,7 +10,7 @@ use super::{Absent, Process, free_port};
 /// A pooler in transaction mode in front of a PostgreSQL.
 pub struct PgBouncer {
     _process: Process,
-    /// Where clients find it.
+    /// Its address.
     pub address: SocketAddr,
 }
 
@@ -53,7 +53,7 @@ impl PgBouncer {
         Ok(PgBouncer { _process: process, address })
     }
 
-    /// How clients call it: `postgres://postgres@127.0.0.1:12345/postgres`.
+    /// Returns its URL: `postgres://postgres@127.0.0.1:12345/postgres`.
     pub fn url(&self) -> String {
         format!("postgres://postgres@{}/postgres", self.address)
     }

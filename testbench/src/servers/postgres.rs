@@ -16,18 +16,18 @@ use super::{Absent, PATIENCE, Process, free_port};
 use crate::bounded::output;
 use crate::credentials::Credentials;
 
-/// A PostgreSQL of one node, to which everybody may connect as `postgres`.
+/// A PostgreSQL of one node, which accepts every connection as `postgres`.
 pub struct Postgres {
     process: Process,
     directory: PathBuf,
     settings: Vec<String>,
     variables: Vec<(String, String)>,
-    /// Where clients find it.
+    /// Its address.
     pub address: SocketAddr,
 }
 
 impl Postgres {
-    /// Makes one, durable, whose files are in this directory, starts it, and waits until it answers.
+    /// Creates a durable server with its files in this directory, and waits until it answers.
     ///
     /// # Errors
     ///
@@ -36,7 +36,7 @@ impl Postgres {
         Postgres::make(directory, &[], &[])
     }
 
-    /// The same, with more variables in its environment.
+    /// Does the same, with more variables in its environment.
     ///
     /// # Errors
     ///
@@ -45,8 +45,8 @@ impl Postgres {
         Postgres::make(directory, &[], variables)
     }
 
-    /// One that encrypts, with [`Credentials`] that are written to its directory, for `localhost` and for no other name. It
-    /// lets a user `sealed` in on encrypted lines only, and a user `client` only with a certificate.
+    /// Creates a server with TLS. Its [`Credentials`], for `localhost` only, are written to its directory. The user
+    /// `sealed` needs an encrypted connection, and the user `client` a certificate.
     ///
     /// # Errors
     ///
@@ -90,7 +90,7 @@ impl Postgres {
         Ok(Postgres { process, directory, address, settings, variables })
     }
 
-    /// One that all tests of this process share, made once. It flushes nothing, since it is not killed.
+    /// Returns the server that all tests of this process share. It flushes nothing, since it is not killed.
     ///
     /// # Errors
     ///
@@ -99,7 +99,7 @@ impl Postgres {
         static SHARED: LazyLock<Result<(Postgres, Child), Absent>> = LazyLock::new(|| {
             let folder = TempDir::new()?;
             let server = Postgres::make(folder.path(), &["fsync=off"], &[])?;
-            // Nothing static is dropped: this one ends it when our end of its standard input is gone.
+            // A static is never dropped. This shell ends the server when its input closes, which is when this process ends.
             let mut undertaker = Command::new("sh");
             undertaker.args(["-c", "cat; kill -QUIT $1; sleep 1; rm -rf \"$2\"", "sh"]);
             undertaker.arg(server.process.child.id().to_string()).arg(folder.keep());
@@ -108,7 +108,7 @@ impl Postgres {
         SHARED.as_ref().map(|(server, _)| server)
     }
 
-    /// How clients call it: `postgres://postgres@127.0.0.1:12345/postgres`.
+    /// Returns its URL: `postgres://postgres@127.0.0.1:12345/postgres`.
     pub fn url(&self) -> String {
         format!("postgres://postgres@{}/postgres", self.address)
     }
@@ -126,13 +126,13 @@ impl Postgres {
         }
     }
 
-    /// Kills all of its processes, as a power cut would: they have no time for anything.
+    /// Kills all of its processes with `SIGKILL`.
     pub fn kill(&mut self) {
         let pid = self.process.child.id();
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
         self.process.end();
         for child in children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
-            // It may have ended by itself.
+            // It may have ended already.
             let _ = kill_process(child, Signal::KILL);
         }
     }
@@ -147,7 +147,7 @@ impl Postgres {
         loop {
             match begin(&self.directory, self.address, &self.settings, &self.variables) {
                 Ok(process) => self.process = process,
-                // It does not begin while one of those that were killed is not gone yet.
+                // It does not start while a killed process of it still exists.
                 Err(Absent::Silent(..)) if began.elapsed() < PATIENCE => continue,
                 Err(absent) => return Err(absent),
             }
@@ -178,7 +178,7 @@ fn begin(
     Ok(process)
 }
 
-/// Whether a connection is let in. It listens before it has recovered.
+/// Returns whether it accepts a login. It listens before it has recovered.
 fn is_ready(address: SocketAddr) -> bool {
     let ask = || -> io::Result<u8> {
         let mut stream = TcpStream::connect(address)?;
@@ -193,15 +193,15 @@ fn is_ready(address: SocketAddr) -> bool {
     ask().is_ok_and(|first| first == b'R')
 }
 
-/// A program of the package's own folder, as the user that it insists on when root runs the tests.
+/// Returns a command for a program of the package, run as the user `postgres` if root runs the tests.
 fn tool(name: &'static str) -> Result<Command, Absent> {
     tool_with(name, &[])
 }
 
-/// The same, with more variables in its environment, and in nobody else's.
+/// Does the same, with more variables in the server's environment only.
 fn tool_with(name: &'static str, variables: &[(String, String)]) -> Result<Command, Absent> {
-    let found = Command::new("pg_config").arg("--bindir").output().ok().filter(|said| said.status.success());
-    let folder = found.map(|said| PathBuf::from(String::from_utf8_lossy(&said.stdout).trim()));
+    let found = Command::new("pg_config").arg("--bindir").output().ok().filter(|reply| reply.status.success());
+    let folder = found.map(|reply| PathBuf::from(String::from_utf8_lossy(&reply.stdout).trim()));
     let folders = folder.into_iter().chain(newest_package());
     let Some(program) = folders.map(|folder| folder.join(name)).find(|program| program.exists()) else {
         return Err(Absent::NotInstalled("postgres"));
@@ -217,7 +217,7 @@ fn tool_with(name: &'static str, variables: &[(String, String)]) -> Result<Comma
     Ok(command)
 }
 
-/// Where Debian keeps it.
+/// Returns the folder in which Debian installs it.
 fn newest_package() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
     let number = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
@@ -230,7 +230,7 @@ fn hand_over(directory: &Path) -> Result<(), Absent> {
         return Ok(());
     }
     let given = Command::new("chown").arg("postgres").arg(directory).status()?;
-    // A temporary directory is its maker's alone.
+    // Only its owner can enter a temporary directory.
     Command::new("chmod").arg("a+x").arg(directory.parent().unwrap_or(directory)).status()?;
     if given.success() { Ok(()) } else { Err(Absent::NotInstalled("postgres")) }
 }

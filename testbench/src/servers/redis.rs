@@ -16,7 +16,7 @@ pub struct Redis {
     folder: PathBuf,
     options: Vec<String>,
     variables: Vec<(String, String)>,
-    /// Where clients find it.
+    /// Its address.
     pub address: SocketAddr,
 }
 
@@ -37,7 +37,7 @@ impl Redis {
         }
     }
 
-    /// The same in this very folder, with options as on its command line.
+    /// Does the same in this very folder, with options as on its command line.
     ///
     /// # Errors
     ///
@@ -46,7 +46,7 @@ impl Redis {
         Redis::start_under(folder, options, &[])
     }
 
-    /// The same, with more variables in its environment.
+    /// Does the same, with more variables in its environment.
     ///
     /// # Errors
     ///
@@ -60,17 +60,17 @@ impl Redis {
         Ok(Redis { process, folder, options, variables, address })
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.process.child.id()
     }
 
-    /// How clients call it: `redis://127.0.0.1:12345`.
+    /// Returns its URL: `redis://127.0.0.1:12345`.
     pub fn url(&self) -> String {
         format!("redis://{}", self.address)
     }
 
-    /// Kills it, as a power cut would: it has no time for anything.
+    /// Kills it with `SIGKILL`.
     pub fn kill(&mut self) {
         self.process.end();
     }
@@ -86,7 +86,7 @@ impl Redis {
         self.process.until(|| answers_ping(self.address))
     }
 
-    /// What `redis-cli` says to these words.
+    /// Runs `redis-cli` with these arguments and returns its output.
     ///
     /// # Panics
     ///
@@ -100,17 +100,17 @@ impl Redis {
         self.process.signal(Signal::STOP);
     }
 
-    /// Lets it go on.
+    /// Lets it continue.
     pub fn go_on(&self) {
         self.process.signal(Signal::CONT);
     }
 }
 
 fn cli(address: SocketAddr, words: &[&str]) -> String {
-    let said = output(Command::new("redis-cli").args(["-p", &address.port().to_string()]).args(words));
-    let said = said.unwrap_or_else(|error| panic!("redis-cli: {error}; run scripts/setup"));
-    assert!(said.status.success(), "redis-cli {words:?}: {}", String::from_utf8_lossy(&said.stderr));
-    String::from_utf8_lossy(&said.stdout).trim().to_owned()
+    let reply = output(Command::new("redis-cli").args(["-p", &address.port().to_string()]).args(words));
+    let reply = reply.unwrap_or_else(|error| panic!("redis-cli: {error}; run scripts/setup"));
+    assert!(reply.status.success(), "redis-cli {words:?}: {}", String::from_utf8_lossy(&reply.stderr));
+    String::from_utf8_lossy(&reply.stdout).trim().to_owned()
 }
 
 /// A cluster of three primaries.
@@ -142,7 +142,7 @@ impl RedisCluster {
         Ok(RedisCluster { nodes })
     }
 
-    /// What follows `redis:`, up to the options: all its nodes.
+    /// Returns the part of the URL after `redis:` that lists all nodes.
     pub fn place(&self) -> String {
         let nodes: Vec<_> = self.nodes.iter().map(|node| node.address.to_string()).collect();
         format!("//{}/?cluster", nodes.join(","))
@@ -152,7 +152,7 @@ impl RedisCluster {
 /// A Sentinel that watches over one primary, which it calls `main`.
 pub struct Sentinel {
     process: Process,
-    /// Where clients find it.
+    /// Its address.
     pub address: SocketAddr,
 }
 
@@ -178,12 +178,12 @@ impl Sentinel {
         Ok(Sentinel { process, address })
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.process.child.id()
     }
 
-    /// What `redis-cli` says to these words.
+    /// Runs `redis-cli` with these arguments and returns its output.
     ///
     /// # Panics
     ///

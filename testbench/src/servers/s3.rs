@@ -25,7 +25,7 @@ pub struct S3 {
     process: Process,
     directory: PathBuf,
     args: Vec<String>,
-    /// Where clients find it.
+    /// Its address.
     pub address: SocketAddr,
     /// The bucket.
     pub bucket: &'static str,
@@ -61,7 +61,7 @@ impl S3 {
         Ok(S3 { process, directory: directory.to_owned(), args, address, bucket })
     }
 
-    /// Kills it, as a power cut would: it has no time for anything.
+    /// Kills it with `SIGKILL`.
     pub fn kill(&mut self) {
         self.process.end();
     }
@@ -77,20 +77,20 @@ impl S3 {
         Ok(())
     }
 
-    /// A client of the bucket at such a store, which tries again by itself as the crate does by default.
+    /// Returns a client of the bucket, with the default retries of its crate.
     ///
     /// # Errors
     ///
-    /// It is no address.
+    /// The address is not valid.
     pub fn client(address: &str) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
         S3::client_over(address, &Faults::default())
     }
 
-    /// The same, over a transport that loses answers when it is told to.
+    /// Does the same, over a transport that loses replies at the test's command.
     ///
     /// # Errors
     ///
-    /// It is no address.
+    /// The address is not valid.
     pub fn client_over(address: &str, faults: &Faults) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
         let store = AmazonS3Builder::new().with_endpoint(format!("http://{address}")).with_allow_http(true);
         let store =
@@ -109,7 +109,7 @@ pub enum Loss {
     Replaced,
 }
 
-/// What happens between a client and the store. Clones are the same faults.
+/// The faults between a client and the store. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Faults(Arc<watch::Sender<Plan>>);
 
@@ -155,7 +155,7 @@ impl Faults {
 const BUCKET: &str = "fenced";
 
 fn begin(directory: &Path, args: &[String], address: SocketAddr) -> Result<Process, Absent> {
-    // It must not outlive a test that has no time to end it.
+    // It must not outlive a test that is killed.
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL"]).arg(program()).args(args);
     command.env("AWS_ACCESS_KEY_ID", S3::KEY).env("AWS_SECRET_ACCESS_KEY", S3::SECRET);
@@ -202,7 +202,7 @@ impl HttpService for FaultyHttp {
     }
 }
 
-/// Whether the bucket is there: it then refuses a stranger, instead of not knowing it.
+/// Returns whether the bucket exists: a request without credentials is then refused, instead of not found.
 fn has_bucket(address: SocketAddr, bucket: &str) -> bool {
     let ask = || -> io::Result<String> {
         let mut stream = TcpStream::connect(address)?;
@@ -215,7 +215,7 @@ fn has_bucket(address: SocketAddr, bucket: &str) -> bool {
     ask().is_ok_and(|answer| answer.contains(" 403 ") || answer.contains(" 200 "))
 }
 
-/// Where `scripts/setup` puts it, or else wherever it is.
+/// Returns the program that `scripts/setup` installs, or else the one on the `PATH`.
 fn program() -> PathBuf {
     let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/bin/weed");
     if ours.exists() { ours } else { "weed".into() }

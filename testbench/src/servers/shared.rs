@@ -7,20 +7,20 @@ use tempfile::TempDir;
 
 use super::Absent;
 
-/// A server that the tests of one process have in common: started by the first that needs it, ended with the last that
-/// holds it. Its files are in a directory that goes with it.
+/// A server that the tests of one process share. The first test that needs it starts it, and it ends with its last user.
+/// Its directory is removed then.
 pub struct Shared<S> {
     running: Mutex<Weak<(S, TempDir)>>,
     start: fn(&Path) -> Result<S, Absent>,
 }
 
 impl<S> Shared<S> {
-    /// One that is started so, when it is needed.
+    /// Returns a server that is started by this function when it is needed.
     pub const fn new(start: fn(&Path) -> Result<S, Absent>) -> Shared<S> {
         Shared { running: Mutex::new(Weak::new()), start }
     }
 
-    /// The server, started if nobody has it.
+    /// Returns the server; starts it if it does not run.
     ///
     /// # Errors
     ///

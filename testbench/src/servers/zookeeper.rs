@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use super::{Absent, Process, free_port};
 
-/// Where Debian's policy puts jars.
+/// The folder in which Debian installs jars.
 const JAR: &str = "/usr/share/java/zookeeper.jar";
 
 /// A ZooKeeper of one node. What it acknowledges is on its disk.
 pub struct ZooKeeper {
     process: Process,
-    /// Where clients find it.
+    /// Its address.
     pub address: SocketAddr,
 }
 
@@ -48,7 +48,7 @@ impl ZooKeeper {
         Ok(ZooKeeper { process, address })
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.process.child.id()
     }

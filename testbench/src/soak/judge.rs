@@ -1,4 +1,4 @@
-//! The judge of a long run: reads what the workers wrote, and says what must not have happened.
+//! The judge of a long run: reads the workers' records, and returns the violations.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,7 +18,7 @@ use crate::history::{self, Grant};
 struct Held {
     asked: u64,
     told: u64,
-    /// Until when it was certainly held, if it was not let go.
+    /// Until when it was certainly held, if it was not released.
     safe: u64,
     let_go: Option<u64>,
     token: u64,
@@ -33,12 +33,12 @@ impl Held {
     }
 }
 
-/// What one worker wrote.
+/// The record of one worker.
 #[derive(Debug)]
 struct Account {
     path: PathBuf,
     client: usize,
-    /// So much of the file has been read.
+    /// The number of bytes that have been read.
     read: u64,
     grants: BTreeMap<u64, Held>,
     waits: BTreeMap<u64, (u64, String)>,
@@ -62,7 +62,7 @@ pub struct Judge {
     updates: Vec<Update>,
     /// When each hot lock was granted last.
     last_told: BTreeMap<String, u64>,
-    /// Failures that may pass, by what was said.
+    /// Transient failures, by their message.
     failures: BTreeMap<String, usize>,
     losses: BTreeMap<String, usize>,
     violations: Vec<String>,
@@ -71,25 +71,25 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// A worker that appends to this file from now on.
+    /// Adds a worker that appends to this file.
     pub fn expect(&mut self, path: PathBuf) {
         let (client, grants, waits) = (self.clients, BTreeMap::new(), BTreeMap::new());
         self.accounts.push(Account { path, client, read: 0, grants, waits, ended_at: None });
         self.clients += 1;
     }
 
-    /// This worker was ended at that moment, or later.
+    /// Notes that this worker was ended at that moment, or later.
     pub fn ends(&mut self, path: &Path, at: u64) {
         if let Some(account) = self.accounts.iter_mut().find(|account| account.path == path) {
             account.ended_at = Some(at);
         }
     }
 
-    /// Reads what the workers have written since. `ends_sessions`: with a worker ends all that it holds.
+    /// Reads what the workers have written since. `ends_sessions`: all grants of a worker end with it.
     ///
     /// # Errors
     ///
-    /// What the file system says, or a line that no worker writes.
+    /// A file cannot be read, or has a line that no worker writes.
     pub fn read(&mut self, ends_sessions: bool) -> io::Result<()> {
         let mut accounts = std::mem::take(&mut self.accounts);
         for account in &mut accounts {
@@ -158,7 +158,7 @@ impl Judge {
         *self.losses.entry(why).or_default() += 1;
     }
 
-    /// Locks that were not granted, and waits that were not answered, for so long.
+    /// Returns the locks that were not granted, and the waits that were not answered, for this time.
     pub fn stalls(&self, now: u64, bound: Duration) -> Vec<String> {
         let late = |since: u64| Duration::from_nanos(now.saturating_sub(since)) > bound;
         let locks = self.last_told.iter().filter(|(_, told)| late(**told));
@@ -180,7 +180,7 @@ impl Judge {
         self.updates.len()
     }
 
-    /// How many times what failed, or was lost, in a way that passes.
+    /// Returns the transient failures and losses, with their counts.
     pub fn failures(&self) -> impl Iterator<Item = (&str, usize)> {
         self.failures.iter().chain(&self.losses).map(|(what, times)| (what.as_str(), *times))
     }
@@ -298,7 +298,7 @@ mod tests {
         Fact::Granted { id, asked: 1, told, safe, token, share: EXCLUSIVE, locks: vec![hot(0)] }
     }
 
-    /// What is found when each worker has written this. The first one was killed at 50.
+    /// Returns what the judge finds in these records. The first worker was killed at 50.
     fn judged(workers: &[&[Fact]], ends_sessions: bool) -> Vec<String> {
         let folder = tempfile::tempdir().expect("a folder");
         let mut judge = Judge::default();
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_must_not_happen_is_found() {
+    fn every_kind_of_violation_is_found() {
         let first = [granted(1, 5, 10, 90)];
         for (second, what) in [
             (granted(1, 6, 80, 200), "more was held at once"),

@@ -1,7 +1,7 @@
 //! A long run on one store: worker processes that are stopped, terminated and killed, a store that is killed and started
 //! again, and a judge that trusts none of them.
 //!
-//! Each worker appends every grant to a file of its own before it uses it. A grant is *certainly held* from the moment at
+//! Each worker appends every grant to a separate file before it uses it. A grant is *certainly held* from the moment at
 //! which the guard said so until the client asks to release it, or until the last `safe_until` that was written: neither a
 //! stopped nor a killed worker shortens that, because its session lives on at the store. (`embedded:` ends the session of a
 //! process that has died at once; there a kill, which is written before it is done, ends it too.)
@@ -13,7 +13,7 @@ pub mod work;
 
 pub use record::now;
 
-/// The locks that every worker wants, each with a fenced number beside it.
+/// The locks that every worker wants, each with a fenced number.
 pub const HOT: usize = 8;
 /// The permits of a semaphore.
 pub const PERMITS: u32 = 4;

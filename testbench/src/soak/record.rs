@@ -1,4 +1,4 @@
-//! What a worker writes down, one line for each fact, and how it is read again.
+//! The record of a worker: one line for each fact, written by the worker and read by the judge.
 
 use std::cell::{Cell, RefCell};
 use std::fs::{File, OpenOptions};
@@ -11,9 +11,9 @@ use palisade::{BootInstant, Token};
 /// How much of its locks a grant takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Share {
-    /// So many permits.
+    /// The number of permits that it takes.
     pub(super) takes: u32,
-    /// Of so many. An exclusive lock has one.
+    /// The number of permits of the lock. An exclusive lock has one.
     pub(super) of: u32,
 }
 
@@ -22,13 +22,13 @@ pub(super) struct Share {
 pub(super) enum Fact {
     /// A worker begins to wait without a bound.
     Waits { id: u64, at: u64, lock: String },
-    /// It does not wait any more.
+    /// The wait has ended.
     Waited { id: u64, at: u64 },
-    /// A grant, which was certainly held at `told`, and is until `safe` unless it is let go before.
+    /// A grant that was certainly held at `told`, and is until `safe` unless it is released before.
     Granted { id: u64, asked: u64, told: u64, safe: u64, token: u64, share: Share, locks: Vec<String> },
     /// The session was renewed meanwhile.
     Kept { id: u64, safe: u64 },
-    /// The number beside a lock was raised to this, and that was acknowledged.
+    /// The lock's fenced number was raised to this, and that was acknowledged.
     Wrote { token: u64, number: u64, lock: String },
     /// The worker is about to release it.
     Ends { id: u64, at: u64 },
@@ -40,17 +40,17 @@ pub(super) enum Fact {
     Failed { at: u64, is_retryable: bool, what: String },
 }
 
-/// The moment as it is written.
+/// Returns a moment as it is written.
 pub(super) fn ns(moment: BootInstant) -> u64 {
     u64::try_from(moment.since_boot().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Now, as it is written.
+/// Returns the present moment as it is written.
 pub fn now() -> u64 {
     ns(BootInstant::now())
 }
 
-/// The moment that was written.
+/// Returns the moment that was written.
 pub(super) fn moment(ns: u64) -> BootInstant {
     BootInstant::after_boot(Duration::from_nanos(ns))
 }
@@ -66,13 +66,13 @@ impl Record {
     ///
     /// # Errors
     ///
-    /// What the file system says.
+    /// The file cannot be opened.
     pub(super) fn open(path: &Path) -> io::Result<Record> {
         let file = OpenOptions::new().append(true).create(true).open(path)?;
         Ok(Record { file: RefCell::new(file), last_id: Cell::new(0) })
     }
 
-    /// A number for a wait or a grant of this file.
+    /// Returns a number for a wait or a grant of this file.
     pub(super) fn next_id(&self) -> u64 {
         self.last_id.set(self.last_id.get() + 1);
         self.last_id.get()
@@ -106,7 +106,7 @@ fn line(fact: &Fact) -> String {
     }
 }
 
-/// The fact of a line, if it is one.
+/// Parses a line. Returns `None` if it is not a fact.
 pub(super) fn parse(line: &str) -> Option<Fact> {
     let (kind, rest) = line.split_once(' ')?;
     let words: Vec<&str> = rest.split(' ').collect();
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn a_record_is_read_as_it_was_written() {
         let share = Share { takes: 2, of: 4 };
         let facts = [
             Fact::Waits { id: 1, at: 2, lock: "hot/1".to_owned() },

@@ -91,7 +91,7 @@ impl Store {
         })
     }
 
-    /// How clients call it.
+    /// Returns its URL.
     pub fn url(&self) -> String {
         match self {
             Store::Embedded(file) => format!("embedded://{}", file.display()),
@@ -102,7 +102,7 @@ impl Store {
         }
     }
 
-    /// Kills it, as a power cut would. Whether there was a server to kill.
+    /// Kills it with `SIGKILL`. Returns whether there was a server to kill.
     pub fn kill(&mut self) -> bool {
         match self {
             Store::Embedded(_) => return false,
@@ -129,7 +129,7 @@ impl Store {
         }
     }
 
-    /// What the store's own check finds wrong with its data; `None` if it has no check.
+    /// Returns what the store's check finds wrong with its data; `None` if it has no check.
     ///
     /// # Errors
     ///

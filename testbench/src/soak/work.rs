@@ -1,4 +1,4 @@
-//! A worker of a long run: it takes, uses and gives back locks of all kinds until it is told to leave, or killed.
+//! A worker of a long run: it acquires, uses and releases locks of all kinds until it gets the command `leave`, or is killed.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Deref;
@@ -21,34 +21,34 @@ const EXCLUSIVE: Share = Share { takes: 1, of: 1 };
 const READS: Share = Share { takes: 1, of: u32::MAX };
 const WRITES: Share = Share { takes: u32::MAX, of: u32::MAX };
 
-/// What a worker is told.
+/// The arguments of a worker.
 #[derive(Debug, Clone)]
 pub struct Orders {
-    /// Where the locks are.
+    /// The URL of the store.
     pub url: String,
-    /// Where the fenced numbers are.
+    /// The folder with the fenced numbers.
     pub folder: PathBuf,
     /// The file that it appends to.
     pub record: PathBuf,
-    /// What its dice begin with.
+    /// The seed of its random choices.
     pub seed: u64,
     /// The longest pause between two steps.
     pub pause: Duration,
 }
 
-/// A worker that works.
+/// A running worker.
 pub struct Working {
     leave: oneshot::Sender<()>,
     thread: thread::JoinHandle<()>,
 }
 
 impl Working {
-    /// Starts it on a thread of its own.
+    /// Starts it on another thread.
     ///
     /// # Errors
     ///
     /// Its record cannot be made.
-    #[allow(clippy::print_stderr, reason = "what made it panic is for the people who read its record")]
+    #[allow(clippy::print_stderr, reason = "the record must show why it panicked")]
     pub fn start(orders: Orders) -> io::Result<Working> {
         Record::open(&orders.record)?;
         // A worker that goes on without one of its threads would look like one that waits.
@@ -67,7 +67,7 @@ impl Working {
     ///
     /// It has panicked.
     pub fn leave(self) {
-        // It does not wait for this only if it has panicked, which is said next.
+        // The send fails only if the worker has panicked, which `join` reports.
         let _ = self.leave.send(());
         self.thread.join().expect("the worker does not panic");
     }
@@ -99,7 +99,7 @@ fn work(orders: &Orders, left: oneshot::Receiver<()>) {
         for client in clients {
             let client = client.borrow_mut().take();
             if let Some(client) = client {
-                // If the store is away, the sessions end by themselves.
+                // If the store is down, the sessions end by their TTL.
                 let _ = client.close().await;
             }
         }
@@ -151,7 +151,7 @@ impl Worker {
         }
     }
 
-    /// One lock, or several. Whether the client is of use still.
+    /// Takes one lock, or several. Returns whether the client is still usable.
     async fn step(&mut self, palisade: &Palisade) -> bool {
         let result = match self.dice.roll(20) {
             0..6 => {
@@ -185,7 +185,7 @@ impl Worker {
             Ok(()) => true,
             Err(error) => {
                 self.failed(&error);
-                // Not to ask a store that is away all the time.
+                // A store that is down need not be asked all the time.
                 sleep(Duration::from_millis(20)).await;
                 error.is_retryable()
             }
@@ -219,7 +219,7 @@ impl Worker {
         let guard = match self.dice.roll(10) {
             0..2 => request.try_acquire().await?,
             2..6 => request.acquire_within(patience).await?,
-            // The wait is dropped, in whatever it is then.
+            // The wait is dropped at an arbitrary point.
             6..8 => tokio::time::timeout(patience / 20, request.acquire()).await.ok().transpose()?,
             _ => {
                 let id = self.record.next_id();

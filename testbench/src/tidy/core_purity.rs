@@ -27,7 +27,7 @@ const WORDS: [(&str, &str); 7] = [
     ("HashSet", NO_ORDER),
 ];
 
-/// What would make the rules of `core/src` depend on more than their input: clocks, I/O, chance, threads, async, and
+/// Imports that would make `core/src` depend on more than its input: clocks, I/O, chance, threads, async, and
 /// collections with a random order.
 pub fn impurities(files: &[TextFile]) -> Vec<Finding> {
     let sources = files.iter().filter(|file| file.path.starts_with("core/src/") && file.is_rust());
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_deterministic_is_allowed() {
+    fn deterministic_code_is_allowed() {
         let source = "// std::time is for others\nuse std::collections::BTreeMap;\nuse hashbrown::HashTable;\n\
             fn operand(timer: &str) { strand(\"Instant\") } use std::timeless::x;";
         assert_eq!(found(source), []);

@@ -1,18 +1,18 @@
 use super::rust::{Token, tokens};
 use super::tree::{Finding, TextFile};
 
-/// Notes to oneself. Written in two halves so that this file does not find itself.
+/// Markers of notes for later. Written in two halves so that the rule does not find this file.
 const MARKER_WORDS: [&str; 4] = [concat!("FIX", "ME"), concat!("TO", "DO"), concat!("XX", "X"), concat!("HA", "CK")];
 const MARKER_MACROS: [&str; 3] = [concat!("to", "do!("), concat!("unimplemented", "!("), concat!("db", "g!(")];
 
-/// Where machines keep their people's files. In two halves for the same reason.
+/// The parents of home directories. In two halves for the same reason.
 const MACHINE_PATHS: [&str; 4] =
     [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/Us", "ers/")];
 
 /// Crate roots that may go without the attribute, each with its reason.
 const UNSAFE_ALLOWED: [(&str, &str); 0] = [];
 
-/// Notes to oneself that were left behind, in every text file but the lock file and the licences.
+/// Notes for later, in every text file but the lock file and the licences.
 pub fn markers(files: &[TextFile]) -> Vec<Finding> {
     let ours = files.iter().filter(|file| file.path != "Cargo.lock" && !file.name().starts_with("LICENSE"));
     in_lines(ours, |line| {
@@ -22,7 +22,7 @@ pub fn markers(files: &[TextFile]) -> Vec<Finding> {
     })
 }
 
-/// Absolute paths that exist on somebody's machine only.
+/// Absolute paths of a developer's machine.
 pub fn machine_paths(files: &[TextFile]) -> Vec<Finding> {
     in_lines(files.iter(), |line| {
         let found = MACHINE_PATHS.into_iter().find(|path| starts_a_path(line, path))?;
@@ -63,7 +63,7 @@ fn has_word(line: &str, word: &str) -> bool {
         .any(|(at, _)| !line[..at].ends_with(is_part) && !line[at + word.len()..].starts_with(is_part))
 }
 
-/// Whether the path stands by itself, and not within a longer one (`docs/home/`) or a URL.
+/// Whether the path is absolute, and not a part of a longer one (`docs/home/`) or a URL.
 fn starts_a_path(line: &str, path: &str) -> bool {
     let continues = |c: char| c.is_alphanumeric() || "_-.~/})>*".contains(c);
     line.match_indices(path).any(|(at, _)| !line[..at].ends_with(continues))

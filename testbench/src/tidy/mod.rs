@@ -1,4 +1,4 @@
-//! What the compiler cannot forbid: each rule is a function from the repository's files to what is wrong with them.
+//! Rules that the compiler cannot check. Each is a function from the repository's files to their violations.
 //! `tests/tidy.rs` runs them all on this repository.
 
 mod core_purity;

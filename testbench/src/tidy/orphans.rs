@@ -25,7 +25,7 @@ pub fn orphaned_sources(files: &[TextFile]) -> Vec<Finding> {
     lost.map(|file| Finding::new(file, 1, advice)).collect()
 }
 
-/// Files under `docs/` that nothing else mentions, so that nobody finds them.
+/// Files under `docs/` that nothing else mentions, so that a reader does not find them.
 pub fn orphaned_docs(files: &[TextFile]) -> Vec<Finding> {
     let docs = files.iter().filter(|file| file.room() == "docs");
     let lost = docs.filter(|doc| !files.iter().any(|other| other.path != doc.path && mentions(other, doc)));
@@ -44,7 +44,7 @@ pub fn orphaned_scripts(files: &[TextFile]) -> Vec<Finding> {
     lost.map(|script| Finding::new(script, 1, advice)).collect()
 }
 
-/// The files that cargo compiles by itself: by their place, or because a manifest names them.
+/// The files that cargo compiles without a `mod`: by their path, or because a manifest names them.
 fn crate_roots(files: &[TextFile]) -> Vec<String> {
     let mut roots = Vec::new();
     for manifest in files.iter().filter(|file| file.name() == "Cargo.toml") {

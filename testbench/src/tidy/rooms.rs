@@ -23,8 +23,7 @@ const ROOMS: [Room; 6] = [
     },
 ];
 
-/// Imports between the rooms that the house does not allow, in the manifests and in the sources, and packages that
-/// belong to no room.
+/// Forbidden imports between crates, in the manifests and in the sources, and packages without a folder in the table.
 pub fn forbidden_imports(files: &[TextFile]) -> Vec<Finding> {
     let root = files.iter().find(|file| file.path == "Cargo.toml");
     let workspace = root.and_then(|file| file.text.parse().ok()).unwrap_or_default();
@@ -96,7 +95,7 @@ fn in_source(room: &Room, file: &TextFile) -> Vec<Finding> {
     findings
 }
 
-/// Why a room may not import a package; `None` when it may, or when the package is not one of ours.
+/// Returns why a crate may not import a package; `None` when it may, or when the package is not one of ours.
 fn refusal(room: &Room, package: &str) -> Option<String> {
     let is_ours = ROOMS.iter().any(|other| other.package == package);
     if !is_ours || package == room.package || room.may_import.contains(&package) {
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_house_allows_is_allowed() {
+    fn imports_of_the_table_are_allowed() {
         for (path, source) in [
             ("lib/src/lib.rs", "use palisade_core::Token; use palisade::connect;"),
             ("server/src/lib.rs", "use palisade_core::{Token, Ttl}; // palisade::connect"),

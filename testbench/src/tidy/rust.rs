@@ -1,4 +1,4 @@
-//! Just enough of Rust's grammar: words, strings and punctuation with their lines, without the comments.
+//! A small tokenizer of Rust: words, strings and punctuation with their lines, without the comments.
 
 /// One token of a source file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub(super) struct Token {
 pub(super) enum Kind {
     /// An identifier, a keyword or a number.
     Word(String),
-    /// What stands between the quotes, escapes untouched.
+    /// The text between the quotes, with its escapes.
     Text(String),
     /// `::` is one token; everything else is one character.
     Sign(&'static str),
@@ -60,7 +60,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Takes one token, or one stretch of what is none.
+    /// Takes one token, or skips white space and comments.
     fn next_kind(&mut self) -> Option<Kind> {
         let first = self.rest.chars().next()?;
         if self.rest.starts_with("//") {
@@ -179,7 +179,7 @@ pub(super) fn paths(tokens: &[Token]) -> Vec<(usize, String)> {
     found
 }
 
-/// Writes out the path that starts at `at`; answers where it ends.
+/// Writes out the path that starts at `at`; returns where it ends.
 fn expand(tokens: &[Token], mut at: usize, prefix: &str, found: &mut Vec<(usize, String)>) -> usize {
     let mut path = prefix.to_owned();
     let line = tokens.get(at).map_or(0, |token| token.line);
@@ -201,7 +201,7 @@ fn expand(tokens: &[Token], mut at: usize, prefix: &str, found: &mut Vec<(usize,
     at
 }
 
-/// Writes out the group that starts with the `{` at `at`; answers where it ends.
+/// Writes out the group that starts with the `{` at `at`; returns where it ends.
 fn group(tokens: &[Token], mut at: usize, prefix: &str, found: &mut Vec<(usize, String)>) -> usize {
     at += 1;
     while let Some(token) = tokens.get(at) {

@@ -14,13 +14,13 @@ pub(crate) use palisade_testbench::fixture::{
 use palisade_testbench::fixture::{Proxied, prepare, unused_name};
 pub(crate) use palisade_testbench::servers::MariaDb as Server;
 
-/// How a URL says that a line is encrypted, that it is and the server is verified, which is the same, and that it is not.
+/// The URL options for encryption, for a verified server (which is the same), and for a plain connection.
 pub(crate) const ENCRYPTED: &str = "ssl-mode=required";
 pub(crate) const VERIFIED: &str = "ssl-mode=verify_identity";
 pub(crate) const NOT_ENCRYPTED: &str = "ssl-mode=disabled";
-/// What would leave it to whoever is in between.
+/// Options that an attacker in between could downgrade.
 pub(crate) const WEAK: [&str; 2] = ["ssl-mode=preferred", "ssl-mode=verify_ca"];
-/// The authority to trust, and the client's certificate.
+/// The options for the trusted authority, and for the client's certificate.
 pub(crate) const CA: &str = "ssl-ca";
 pub(crate) const CERTIFICATE: &str = "ssl-cert";
 pub(crate) const KEY: &str = "ssl-key";
@@ -77,8 +77,8 @@ impl Fixture {
         format!("mysql://{user}@{host}:{}/{}", self.address.port(), self.database)
     }
 
-    /// Lets a user in who shows what is required: `SSL`, or `X509`.
-    pub(crate) async fn let_in(&self, user: &str, required: &str) {
+    /// Creates a user that must authenticate by `SSL`, or `X509`.
+    pub(crate) async fn allow(&self, user: &str, required: &str) {
         let mut store = self.store().await;
         let make = format!("CREATE USER IF NOT EXISTS {user}@'%' REQUIRE {required}");
         store.query_drop(make).await.expect("a user");
@@ -86,7 +86,7 @@ impl Fixture {
         store.query_drop(allow).await.expect("it is let in");
     }
 
-    /// A connection as any application has it, where everything is installed.
+    /// Opens a plain connection to a database in which everything is installed.
     pub(crate) async fn store(&self) -> Conn {
         let mut conn = client(&self.url()).await;
         install(&mut conn).await;
@@ -103,23 +103,23 @@ impl Fixture {
     }
 
     /// Ends all other connections to this database.
-    pub(crate) async fn cut_lines(&self) {
+    pub(crate) async fn cut_connections(&self) {
         let mut store = client(&self.url()).await;
         let sql = "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()";
         let ids: Vec<u64> = store.query(sql).await.expect("an answer");
         for id in ids {
-            // It may have gone by itself.
+            // It may have ended already.
             drop(store.query_drop(format!("KILL {id}")).await);
         }
     }
 
-    /// Frees a lock without telling anybody.
+    /// Frees a lock without a notice.
     pub(crate) async fn forget_holder(&self, lock: &str) {
         let free = format!("UPDATE palisade_lock SET session = NULL, number = NULL WHERE name = '{lock}'");
         client(&self.url()).await.query_drop(free).await.expect("it is free");
     }
 
-    /// How many sessions the store knows.
+    /// Returns the number of sessions in the store.
     pub(crate) async fn sessions(&self) -> i64 {
         let mut store = client(&self.url()).await;
         let sessions = store.query_first("SELECT COUNT(*) FROM palisade_session").await.expect("an answer");
@@ -142,7 +142,7 @@ pub(crate) async fn until_blocked(store: &mut Conn, meanwhile: impl Fn()) {
     .await;
 }
 
-/// Runs the schema as a shell does.
+/// Installs the schema as a shell does.
 pub(crate) async fn install(conn: &mut Conn) {
     let schema = palisade::engine::mysql::SCHEMA;
     let (_, schema) = schema.split_once("DELIMITER $$").expect("it has one");
@@ -152,7 +152,7 @@ pub(crate) async fn install(conn: &mut Conn) {
     }
 }
 
-/// A connection as any application has it.
+/// Opens a plain connection.
 pub(crate) async fn client(url: &str) -> Conn {
     Conn::new(Opts::from_url(url).expect("a URL")).await.expect("it lets root in")
 }

@@ -1,5 +1,5 @@
 //! The procedures in MariaDB, as the model calls them: as the library does, or as a program in another language may, on a
-//! connection with settings of its own.
+//! connection with its own settings.
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Row};
@@ -10,7 +10,7 @@ use crate::model::{Seen, need};
 
 pub(crate) struct Functions {
     conn: Conn,
-    /// What is done to the tables, and looked at there, is done by another.
+    /// The connection that reads and changes the tables directly.
     beside: Conn,
     url: String,
     /// Whether everything that is rare happens between any two steps: the sweep, the removal of every row that is not in
@@ -21,7 +21,7 @@ pub(crate) struct Functions {
     calls: usize,
 }
 
-/// What a program may have set, in the order in which they take turns.
+/// Settings of other programs, used in turn.
 const SETTINGS: [&str; 6] = [
     "sql_mode = 'ANSI_QUOTES,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES', time_zone = '+13:00', autocommit = 0",
     "sql_mode = 'ORACLE', tx_isolation = 'SERIALIZABLE', completion_type = 'CHAIN', autocommit = 1",
@@ -41,24 +41,24 @@ impl Functions {
         Functions { conn, beside, url: fixture.url(), is_rare_forced: false, is_foreign: false, calls: 0 }
     }
 
-    /// With all that is rare between any two steps.
+    /// Forces every rare event between any two steps.
     pub(crate) fn with_rare_forced(self) -> Functions {
         Functions { is_rare_forced: true, ..self }
     }
 
-    /// With the settings of other programs, and inside their transactions.
+    /// Calls with the settings of other programs, and inside their transactions.
     pub(crate) async fn with_settings_of_others(mut self) -> Functions {
         self.run("CREATE TABLE IF NOT EXISTS work (id INT AUTO_INCREMENT PRIMARY KEY) ENGINE = InnoDB".to_owned())
             .await;
         Functions { is_foreign: true, ..self }
     }
 
-    /// On another connection.
+    /// Opens another connection.
     pub(crate) async fn reconnect(&mut self) {
         self.conn = client(&self.url).await;
     }
 
-    /// The same after a restart of the server.
+    /// Opens both connections again after a restart of the server.
     pub(crate) async fn reconnect_all(&mut self) {
         self.reconnect().await;
         self.beside = client(&self.url).await;
@@ -81,7 +81,7 @@ impl Functions {
             self.reconnect().await;
         }
         let settings = SETTINGS[self.calls / 5 % SETTINGS.len()];
-        // What cannot be set while a transaction is open was set before.
+        // Settings that an open transaction forbids are set before it.
         self.run(format!("SET SESSION {settings}")).await;
     }
 
@@ -103,7 +103,7 @@ impl Functions {
         assert_eq!(after, before.map(|before| before + 1), "the caller's work is gone after {sql}");
     }
 
-    async fn do_beside(&mut self, sql: String) {
+    async fn do_directly(&mut self, sql: String) {
         self.beside.query_drop(&sql).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
     }
 
@@ -111,7 +111,7 @@ impl Functions {
         self.conn.query_drop(&sql).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
     }
 
-    /// What happens beside the model's own steps, and what must hold after each of them.
+    /// Causes the rare events between two steps, and checks the tables.
     pub(crate) async fn between_steps(&mut self) {
         if self.is_foreign {
             let variables = "SELECT COUNT(*) FROM information_schema.user_variables";
@@ -140,24 +140,24 @@ impl Functions {
         self.row(format!("CALL palisade_close({session})")).await;
     }
 
-    /// How often a session was kept alive; `None` if it has ended.
+    /// Keeps a session alive and returns how often; `None` if it has ended.
     pub(crate) async fn keep_alive(&mut self, session: i64) -> Option<i64> {
         number(&self.row(format!("CALL palisade_keep_alive({session})")).await, 0)
     }
 
     pub(crate) async fn make_overdue(&mut self, session: i64) {
         let overdue = "UTC_TIMESTAMP(6) - INTERVAL 1 SECOND";
-        self.do_beside(format!("UPDATE palisade_session SET deadline = {overdue} WHERE id = {session}")).await;
+        self.do_directly(format!("UPDATE palisade_session SET deadline = {overdue} WHERE id = {session}")).await;
     }
 
-    /// Ends what is overdue.
+    /// Ends overdue sessions.
     pub(crate) async fn sweep(&mut self) {
         let keep = if self.is_rare_forced { 0 } else { 1000 };
         let sweep = format!("CALL palisade_sweep({keep})");
         until("nothing is left to sweep", async || number(&self.row(sweep.clone()).await, 0) != Some(1)).await;
     }
 
-    /// What is said, and a refusal.
+    /// Returns the reply, and a refusal.
     pub(crate) async fn acquire(&mut self, session: i64, ask: &Acquire) -> (String, String) {
         let request = ask.caller.number.expect("it has one").get();
         let (waits, may_queue) = (ask.patience == Patience::Wait, ask.reentry == Reentry::Queue);
@@ -188,14 +188,14 @@ impl Functions {
         (if refusal.is_empty() { "released" } else { "refused" }.to_owned(), refusal)
     }
 
-    /// A refusal, if it is one.
+    /// Returns the refusal, if there is one.
     pub(crate) async fn publish(&mut self, session: i64, lock: &LockName, token: i64, value: &str) -> Option<String> {
         let (lock, value) = (bytes(lock.as_str()), bytes(value));
         let row = self.row(format!("CALL palisade_publish({session}, {lock}, {token}, {value})")).await;
         row.get::<Option<String>, _>(0).flatten()
     }
 
-    /// How many grants have ended, and which token was moved on to; or a refusal.
+    /// Returns the number of ended grants and the new token, or a refusal.
     pub(crate) async fn force(&mut self, lock: &LockName, only: Option<i64>) -> Result<(u32, i64), String> {
         let only = only.map_or("NULL".to_owned(), |only| only.to_string());
         let row = self.row(format!("CALL palisade_force({}, {only}, 'me', 'me')", bytes(lock.as_str()))).await;
@@ -205,7 +205,7 @@ impl Functions {
         }
     }
 
-    /// A refusal, if it is one.
+    /// Returns the refusal, if there is one.
     pub(crate) async fn resize(&mut self, lock: &LockName, limit: u32) -> Option<String> {
         let lock = bytes(lock.as_str());
         self.row(format!("CALL palisade_resize({lock}, {limit})")).await.get::<Option<String>, _>(0).flatten()
@@ -215,18 +215,18 @@ impl Functions {
         for table in ["lock", "claim"] {
             let lock = bytes(lock.as_str());
             let over = format!("withheld_until = UTC_TIMESTAMP(6) WHERE name = {lock} AND token = {token}");
-            self.do_beside(format!("UPDATE palisade_{table} SET {over} AND withheld_until IS NOT NULL")).await;
+            self.do_directly(format!("UPDATE palisade_{table} SET {over} AND withheld_until IS NOT NULL")).await;
         }
     }
 
     pub(crate) async fn end_all_delays(&mut self) {
         for table in ["lock", "claim"] {
             let over = "withheld_until = UTC_TIMESTAMP(6) WHERE withheld_until IS NOT NULL";
-            self.do_beside(format!("UPDATE palisade_{table} SET {over}")).await;
+            self.do_directly(format!("UPDATE palisade_{table} SET {over}")).await;
         }
     }
 
-    /// Holders of these locks, and then those who wait.
+    /// Returns the holders of these locks, and then the waiters.
     pub(crate) async fn locks(&mut self, locks: &[LockName]) -> Vec<Seen> {
         let locks: Vec<_> = locks.iter().map(|lock| format!("'{lock}'")).collect();
         let sql = format!(
@@ -252,12 +252,12 @@ fn hex(text: &str) -> String {
     text.bytes().map(|byte| format!("{byte:02X}")).collect()
 }
 
-/// A text as bytes, which are the same on every connection.
+/// Returns a text as a literal of bytes, which no character set changes.
 fn bytes(text: &str) -> String {
     format!("x'{}'", hex(text))
 }
 
-/// Nothing in the tables contradicts anything else there.
+/// Asserts that the tables are consistent.
 pub(crate) async fn assert_consistent(conn: &mut Conn) {
     assert_eq!(contradictions(conn).await, Vec::<String>::new());
 }

@@ -1,4 +1,4 @@
-//! Long queues, of the dead and of the living: what a step costs.
+//! Long queues of dead and live waiters: the cost of a step.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::functions::assert_consistent;
 use crate::sessions::{ask, sweep};
 use crate::tables::{open, run};
 
-/// So many sessions wait for a lock that is held, in this order; they live until then.
+/// Adds this number of waiting sessions, with this deadline, to a lock that is held.
 async fn crowd(store: &mut Conn, lock: &str, count: u32, until: &str) {
     let sessions = format!(
         "INSERT INTO palisade_session (id, ttl_ms, deadline, label) \
@@ -30,7 +30,7 @@ async fn crowd(store: &mut Conn, lock: &str, count: u32, until: &str) {
     run(store, &format!("UPDATE palisade_lock SET {counts} WHERE name = '{lock}'")).await;
 }
 
-/// However many there are, a call ends so many dead waiters and commits: so none takes so long that its client gives up.
+/// A call ends a bounded number of dead waiters and commits, so that no call takes so long that its client gives up.
 #[test]
 fn a_call_passes_a_bounded_number_of_dead_waiters() {
     let fixture = Fixture::new();
@@ -69,7 +69,7 @@ fn a_call_passes_a_bounded_number_of_dead_waiters() {
     });
 }
 
-/// The one behind all the dead has the lock in the end. `PALISADE_DEAD` is how many; fewer in CI.
+/// `PALISADE_DEAD` sets the number of dead waiters.
 #[test]
 fn a_waiter_behind_thousands_of_dead_waiters_is_granted() {
     let dead = number_from_env("PALISADE_DEAD", 2_500);
@@ -86,14 +86,14 @@ fn a_waiter_behind_thousands_of_dead_waiters_is_granted() {
         held.release().await.expect("it is held");
         assert!(token(&taken(waiting).await) > first);
         assert_consistent(&mut store).await;
-        // Nothing is left of the dead.
+        // No row is left of the dead waiters.
         sweep(&mut store).await;
         let left = format!("SELECT COUNT(*) FROM palisade_session WHERE id <= {dead}");
         assert_eq!(ask(&mut store, &left).await.as_deref(), Some("0"));
     });
 }
 
-/// A sweep that loses a deadlock has rolled back; it says that there is more to do instead of failing.
+/// A sweep that loses a deadlock has rolled back; it reports that there is more to do instead of failing.
 #[test]
 fn a_sweep_that_loses_a_deadlock_asks_to_be_called_again() {
     let fixture = Fixture::new();
@@ -124,7 +124,7 @@ fn a_sweep_that_loses_a_deadlock_asks_to_be_called_again() {
     });
 }
 
-/// A try at a lock with nothing but dead ones in its queue has it.
+/// A try is granted if the queue has only dead waiters.
 #[test]
 fn a_try_behind_hundreds_of_dead_waiters_is_granted() {
     let fixture = Fixture::new();
@@ -153,7 +153,7 @@ fn a_try_behind_hundreds_of_dead_waiters_is_granted() {
     });
 }
 
-/// How many rows a statement has read.
+/// Returns the number of rows that a statement has read.
 async fn rows_read(store: &mut Conn, sql: &str) -> u64 {
     run(store, "FLUSH STATUS").await;
     let _: Vec<Row> = store.query(sql).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
@@ -163,7 +163,7 @@ async fn rows_read(store: &mut Conn, sql: &str) -> u64 {
 
 /// A poll reads the front of the queue and the holder, however many wait in between.
 #[test]
-fn what_a_waiter_asks_costs_the_same_in_every_queue() {
+fn a_poll_costs_the_same_in_every_queue() {
     let fixture = Fixture::new();
     check(async {
         let mut store = fixture.store().await;
@@ -202,9 +202,9 @@ fn what_a_waiter_asks_costs_the_same_in_every_queue() {
     });
 }
 
-/// A session that holds more than a transaction ends is dead at once, and the rest of it follows.
+/// A session with more locks than one transaction ends is dead at once, and further steps remove the rest.
 #[test]
-fn a_session_with_very_much_ends_in_several_steps() {
+fn a_session_with_many_locks_ends_in_several_steps() {
     let fixture = Fixture::new();
     check(async {
         let mut store = fixture.store().await;

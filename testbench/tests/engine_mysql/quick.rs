@@ -1,5 +1,5 @@
-//! The usual way to take a lock and to give it back, which is one statement of the client's own: what it must not leave
-//! out, and what happens where it does nothing.
+//! The fast path: one UPDATE of the client for an acquire and one for a release. Tests its checks, and the fallback to the
+//! procedures.
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Row};
@@ -14,20 +14,21 @@ use crate::fixture::{
 use crate::sessions::ask as first;
 use crate::tables::{open, run};
 
-/// So often that the client knows the lock as a free one.
+/// Uses a lock twice, after which the client takes the fast path.
 async fn use_twice(client: &Palisade, lock: &str) {
     for _ in 0..2 {
         take(client, lock).await.release().await.expect("it is held");
     }
 }
 
-/// The statement of this database that waits for a row.
+/// Waits for a statement of this database that waits for a row, and returns it.
 async fn waiting(store: &mut Conn) -> String {
     let sql = "SELECT info FROM information_schema.processlist WHERE db = DATABASE() AND info LIKE 'UPDATE palisade_lock %'";
     until_some("an update waits for a row", async || first(store, sql).await).await
 }
 
-/// What a client says to take this lock and to give it back, with the values that it had: seen while somebody has its row.
+/// Returns a client's fast-path statements for an acquire and a release, with their values. They are read from the process list
+/// while another transaction locks the row.
 async fn statements(fixture: &Fixture, store: &mut Conn, user: &Palisade, lock: &str) -> [String; 2] {
     let mut busy = client(&fixture.url()).await;
     let hold = format!("SELECT name FROM palisade_lock WHERE name = '{lock}' FOR UPDATE");
@@ -56,13 +57,13 @@ async fn statements(fixture: &Fixture, store: &mut Conn, user: &Palisade, lock: 
     ]
 }
 
-/// A prepared statement with its values.
+/// Returns a prepared statement with its values.
 fn with(statement: &str, values: &[&String]) -> String {
     assert_eq!(statement.matches('?').count(), values.len(), "{statement}");
     values.iter().fold(statement.to_owned(), |statement, value| statement.replacen('?', value, 1))
 }
 
-/// A connection that is set as a client's are.
+/// Opens a connection with the settings of a client's.
 async fn set(fixture: &Fixture) -> Conn {
     let mut conn = client(&fixture.url()).await;
     run(&mut conn, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ").await;
@@ -70,16 +71,16 @@ async fn set(fixture: &Fixture) -> Conn {
 }
 
 #[test]
-fn what_is_usual_needs_no_procedure_and_tokens_rise() {
+fn the_fast_path_needs_no_procedure_and_tokens_rise() {
     let fixture = Fixture::new();
     check(async {
         let alice = fixture.client(LONG_TTL).await;
         let mut store = client(&fixture.url()).await;
-        // Whatever a name is written in.
+        // Names of every script.
         let lock = "schloss/\u{1F512}?'";
         let mut last = token(&take(&alice, lock).await);
         use_twice(&alice, lock).await;
-        // More than there are in a block of tokens.
+        // More than a block of tokens.
         for round in 0..600 {
             if round == 300 {
                 for procedure in ["palisade_request", "palisade_give_back"] {
@@ -113,7 +114,7 @@ fn tokens_of_a_lock_rise_for_every_client() {
 }
 
 #[test]
-fn neither_statement_does_anything_where_it_may_not() {
+fn the_fast_path_statements_do_nothing_where_they_may_not() {
     let fixture = Fixture::new();
     check(async {
         let alice = fixture.client(LONG_TTL).await;
@@ -180,7 +181,7 @@ fn neither_statement_does_anything_where_it_may_not() {
     });
 }
 
-/// Whatever is granted meanwhile would be found by nobody. The server's own setting would let that happen.
+/// No call would ever end a grant that is made between the two. The server's default isolation would allow that.
 #[test]
 fn a_session_ends_before_a_request_of_it_or_after_it() {
     let folder = tempfile::tempdir().expect("a directory");
@@ -240,7 +241,7 @@ fn a_watch_begins_when_what_was_under_way_is_done() {
     }
 }
 
-/// Also of a lock that the same client had before, when nobody watched.
+/// Also of a lock that the same client had before there was a watcher.
 #[test]
 fn a_watcher_sees_fast_path_grants() {
     let fixture = Fixture::new();
@@ -259,7 +260,7 @@ fn a_watcher_sees_fast_path_grants() {
     });
 }
 
-/// An answer that was lost is asked for again, under the same number.
+/// The reply was lost, and the client repeats the request with the same number.
 #[test]
 fn a_repeat_of_what_was_taken_by_a_statement_is_recognised() {
     let fixture = Fixture::new();
@@ -281,7 +282,7 @@ fn a_repeat_of_what_was_taken_by_a_statement_is_recognised() {
     });
 }
 
-/// Without the right to write to the table everything is as before, by procedures; with it they are not needed.
+/// Without the right to write to the table the procedures are used; with it they are not needed.
 #[test]
 fn a_user_without_write_access_takes_locks_by_procedures() {
     let fixture = Fixture::new();
@@ -292,7 +293,7 @@ fn a_user_without_write_access_takes_locks_by_procedures() {
         run(&mut store, &format!("CREATE USER {user}@'%'")).await;
         run(&mut store, &format!("GRANT EXECUTE, SELECT ON {database}.* TO {user}@'%'")).await;
         let url = fixture.url().replace("root@", &format!("{user}@"));
-        // What is left of its number says how it was given back.
+        // The remaining number shows how the lock was released.
         let by_statement = "SELECT number IS NOT NULL FROM palisade_lock WHERE name = 'lock'";
         for (rights, is_by_statement) in [(None, "0"), (Some("UPDATE"), "1")] {
             if let Some(rights) = rights {
@@ -306,16 +307,22 @@ fn a_user_without_write_access_takes_locks_by_procedures() {
     });
 }
 
-/// However a session came to a lock, that is found when it ends, when its client comes back, and when it asks.
+/// A grant is found when its session ends, when its client reconnects, and when it polls, on whatever path it was made.
 #[test]
-fn what_a_session_holds_is_found_however_it_was_granted() {
+fn every_grant_of_a_session_is_found_however_it_was_granted() {
     let fixture = Fixture::new();
     check(async {
         let mut store = fixture.store().await;
         let alice = fixture.client(LONG_TTL).await;
-        for way in
-            ["new", "there", "with a value", "handed over", "taken away", "left by one who ended", "by a statement"]
-        {
+        for way in [
+            "new",
+            "there",
+            "with a value",
+            "handed over",
+            "taken away",
+            "left by an ended session",
+            "by a statement",
+        ] {
             let name = format!("lock/{way}");
             let (before, mut bob, carol) = (open(&mut store).await, open(&mut store).await, open(&mut store).await);
             let mut number = "2".to_owned();
@@ -349,7 +356,7 @@ fn what_a_session_holds_is_found_however_it_was_granted() {
             match way {
                 "handed over" => run(&mut store, &give_back).await,
                 "taken away" => run(&mut store, &format!("CALL palisade_force('{name}', NULL, 'me', 'me')")).await,
-                "left by one who ended" => run(&mut store, &format!("CALL palisade_close({before})")).await,
+                "left by an ended session" => run(&mut store, &format!("CALL palisade_close({before})")).await,
                 _ => {}
             }
             let attached: Vec<Row> = store.query(format!("CALL palisade_attach({bob}, 0)")).await.expect("an answer");
@@ -367,9 +374,9 @@ fn what_a_session_holds_is_found_however_it_was_granted() {
     });
 }
 
-/// A value, a delay and a history are gone with the one who had them.
+/// A value, a lock-delay and a history end with their holder.
 #[test]
-fn nothing_is_left_of_the_one_before() {
+fn a_new_holder_finds_nothing_of_the_one_before() {
     let fixture = Fixture::new();
     check(async {
         let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);

@@ -1,4 +1,4 @@
-//! The model once more, with what is rare in production after every step: clean-up, the sweep, names that are used once,
+//! The model once more, with rare events after every step: clean-up, the sweep, names that are used once,
 //! abandoned sessions, other connections, jumps of the clock, crashes of the server, and callers with other settings.
 
 use std::cell::{Cell, RefCell};
@@ -26,7 +26,7 @@ fn the_database_does_what_the_rules_do_whatever_the_settings_of_its_callers() {
     });
 }
 
-/// A clock that is days ahead ends every session. When it is back, nothing of that comes back.
+/// A clock that is days ahead ends every session. When the clock is back, they stay ended.
 #[test]
 fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -39,7 +39,7 @@ fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
         compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), cases, async |pair| {
             steps.set(steps.get() + 1);
             if steps.get().is_multiple_of(11) {
-                // Each time further, so that what is withheld for an hour by that clock is over the next time.
+                // Each time further, so that a lock-delay of an hour by that clock is over the next time.
                 jump_ahead(pair, &clock, steps.get() / 11).await;
             }
         })
@@ -63,11 +63,11 @@ async fn jump_ahead(pair: &mut Pair<'_>, clock: &WallClock, days: u32) {
     for (_, id) in pair.sessions.clone() {
         assert_eq!(pair.store.keep_alive(id).await, None, "a session that has ended came back with the clock");
     }
-    // Others go on.
+    // Other sessions go on.
     pair.open().await;
 }
 
-/// Killed as by a power cut between two calls, and started again: what was answered holds.
+/// The server is killed between two calls and restarted: all acknowledged changes remain.
 #[test]
 fn the_database_does_what_the_rules_do_over_crashes() {
     let folder = tempfile::tempdir().expect("a folder");

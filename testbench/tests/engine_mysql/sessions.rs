@@ -1,4 +1,4 @@
-//! The end of a session, and a grant: one decision each, durable, whatever the clock, other rows and other calls do.
+//! The end of a session, and a grant, are one durable decision each, whatever the clock, other rows and other calls do.
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Row};
@@ -28,7 +28,7 @@ async fn refused(store: &mut Conn, sql: &str) -> u16 {
     }
 }
 
-/// A grant is what is in the table, also while rows of other names are removed as fast as that goes.
+/// Every grant has a row, also while rows of other names are removed as fast as possible.
 #[test]
 fn a_grant_has_a_row_while_other_rows_are_removed() {
     let fixture = Fixture::new();
@@ -132,7 +132,7 @@ fn a_waiter_is_not_dropped_while_its_session_lives_on() {
     });
 }
 
-/// What a client was told about its session is on the disk: a crash does not shorten it.
+/// An acknowledged keep-alive is durable: a crash does not shorten the session.
 #[test]
 fn a_keep_alive_survives_a_crash() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -254,7 +254,7 @@ fn no_call_changes_a_variable_of_its_connection() {
     });
 }
 
-/// A clock of one's own would end the sessions of others.
+/// `SET timestamp` would end the sessions of others.
 #[test]
 fn a_connection_with_a_clock_of_its_own_is_refused() {
     let fixture = Fixture::new();
@@ -288,7 +288,7 @@ fn only_users_with_write_access_raise_tokens() {
     });
 }
 
-/// One rule for names, here and in the library; and what was written by hand hides nothing else.
+/// The procedures and the library accept the same names, and a name that was inserted by hand hides no other lock.
 #[test]
 fn the_procedures_refuse_the_names_that_the_library_refuses() {
     let fixture = Fixture::new();
@@ -299,8 +299,8 @@ fn the_procedures_refuse_the_names_that_the_library_refuses() {
         for character in characters.into_iter().flatten().filter_map(char::from_u32) {
             for name in [format!("a{character}b"), character.to_string()] {
                 let hex: String = name.bytes().map(|byte| format!("{byte:02X}")).collect();
-                let said = store.query_drop(format!("CALL palisade_check_name(x'{hex}')")).await;
-                assert_eq!(said.is_err(), LockName::new(&name).is_err(), "{:?}: {said:?}", name);
+                let reply = store.query_drop(format!("CALL palisade_check_name(x'{hex}')")).await;
+                assert_eq!(reply.is_err(), LockName::new(&name).is_err(), "{:?}: {reply:?}", name);
             }
         }
         for bad in ["''", "x'FF'", "x'61FF62'", "REPEAT('a', 513)", "'$x'", "x'E280AE'", "x'61E280A8'", "x'610A'"] {
@@ -329,7 +329,7 @@ fn the_procedures_refuse_the_names_that_the_library_refuses() {
 }
 
 #[test]
-fn what_no_library_sends_is_refused() {
+fn invalid_requests_are_refused() {
     let fixture = Fixture::new();
     check(async {
         let mut store = fixture.store().await;
@@ -361,20 +361,20 @@ fn tokens_are_raised_above_what_is_under_way() {
         let mut store = fixture.store().await;
         let (mut taking, mut raising) = (client(&fixture.url()).await, client(&fixture.url()).await);
         let session = open(&mut store).await;
-        // As a take of a new name does it, but slowly.
+        // Does slowly what a take of a new name does.
         run(&mut taking, "START TRANSACTION").await;
         run(&mut taking, "INSERT INTO palisade_lock (name, token) VALUES ('new', 1)").await;
         let set = format!("UPDATE palisade_lock SET session = {session}, used_by = {session} WHERE name = 'new'");
         run(&mut taking, &set).await;
         let raise = tokio::spawn(async move {
-            let said = raising.query_drop("CALL palisade_raise_tokens(1000)").await;
-            (raising, said)
+            let reply = raising.query_drop("CALL palisade_raise_tokens(1000)").await;
+            (raising, reply)
         });
         until_blocked(&mut store, || assert!(!raise.is_finished(), "tokens are raised, and one below is given"))
             .await;
         run(&mut taking, "COMMIT").await;
-        let (mut raising, said) = raise.await.expect("no panic");
-        said.expect_err("it is held with a lower token");
+        let (mut raising, reply) = raise.await.expect("no panic");
+        reply.expect_err("it is held with a lower token");
         run(&mut store, &format!("CALL palisade_close({session})")).await;
         run(&mut raising, "CALL palisade_raise_tokens(1000)").await;
         let token = ask(&mut store, "CALL palisade_acquire('newer', 30000, 'me')").await.expect("it is free");
@@ -382,7 +382,7 @@ fn tokens_are_raised_above_what_is_under_way() {
     });
 }
 
-/// Without a client of the library nothing but these calls sweeps.
+/// Without a client of the library only these calls sweep.
 #[test]
 fn rows_do_not_pile_up_where_only_sql_is_used() {
     let fixture = Fixture::new();
@@ -397,9 +397,8 @@ fn rows_do_not_pile_up_where_only_sql_is_used() {
     });
 }
 
-/// Each contradiction is found.
 #[test]
-fn the_check_finds_what_was_broken() {
+fn the_check_finds_each_contradiction() {
     let fixture = Fixture::new();
     check(async {
         let mut store = fixture.store().await;
@@ -458,7 +457,7 @@ fn the_check_finds_what_was_broken() {
     });
 }
 
-/// Where a row is missing that must be there, nothing is granted.
+/// If a required row is missing, nothing is granted.
 #[test]
 fn a_grant_on_tables_that_contradict_each_other_is_an_error() {
     let fixture = Fixture::new();
@@ -486,7 +485,7 @@ fn a_grant_on_tables_that_contradict_each_other_is_an_error() {
     });
 }
 
-/// A holder that expired has its row until a sweep. It must not stand in the way of an operator.
+/// A holder that expired has its row until a sweep. It must not block an operator.
 #[test]
 fn tokens_are_raised_over_a_holder_that_has_expired_and_named_for_one_that_has_not() {
     let fixture = Fixture::new();

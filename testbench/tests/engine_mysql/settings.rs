@@ -1,4 +1,4 @@
-//! Session variables of callers, and calls that end before their time: neither repeats a token nor leaves a wait behind.
+//! Session variables of callers, and interrupted calls: neither repeats a token nor leaves a wait behind.
 
 use std::collections::BTreeSet;
 
@@ -60,7 +60,7 @@ fn no_setting_of_a_caller_repeats_a_token_or_makes_a_call_fail() {
         let (mut given, mut last_of_old) = (BTreeSet::new(), 0);
         for (round, setting) in SETTINGS.into_iter().enumerate() {
             for again in 0..2 {
-                // Whatever is broken tells a session, which has its row in a table, too.
+                // A force-release notifies a session, which writes to a table too.
                 let taken = take(&alice, "taken").await;
                 for (what, lock) in [("new", format!("new/{round}/{again}")), ("old", "old".to_owned())] {
                     let mut conn = client(&fixture.url()).await;
@@ -104,7 +104,7 @@ fn tokens_are_raised_to_half_of_all_at_most() {
     });
 }
 
-/// The lock of a holder that another caller waits for by `palisade_acquire_within`; both are here until the wait is queued.
+/// Lets a caller wait behind a holder by `palisade_acquire_within`. Returns when the wait is queued.
 async fn wait_behind(
     fixture: &Fixture,
     store: &mut Conn,
@@ -123,7 +123,7 @@ async fn wait_behind(
     (held, id, waiting)
 }
 
-/// A caller that gets an error has neither the lock nor a place in its queue: it would not know of the token.
+/// A caller that gets an error has neither the lock nor a place in its queue: it does not know the token.
 #[test]
 fn a_wait_that_ends_by_an_error_is_not_granted_later() {
     let fixture = Fixture::new();
@@ -169,7 +169,7 @@ fn a_wait_that_ends_by_an_error_is_not_granted_later() {
     });
 }
 
-/// No handler runs in a call that is killed. What it waits for ends by the short time that a wait has.
+/// No handler runs in a killed call. Its wait ends by the short TTL that waits have.
 #[test]
 fn a_wait_whose_call_was_killed_ends_soon() {
     let fixture = Fixture::new();
@@ -182,7 +182,7 @@ fn a_wait_whose_call_was_killed_ends_soon() {
              FROM palisade_session WHERE label = 'victim' AND ended IS NULL";
         let left: i64 = ask(&mut store, left).await.expect("a number").parse().expect("a number");
         assert!(left <= 10_000_000, "it may be granted for the next {left} us");
-        // A call that has its lock has it for as long as it asked for.
+        // A granted lock has the TTL of its request.
         run(&mut store, &format!("CALL palisade_release('lock', {held})")).await;
         run(&mut store, "UPDATE palisade_session SET deadline = '2000-01-01' WHERE label = 'victim'").await;
         let mut next = client(&fixture.url()).await;

@@ -38,7 +38,7 @@ impl Subject for AtMariaDb {
 
 palisade_testbench::conformance!(at_mariadb, AtMariaDb::new());
 
-/// The keeper's thread may go on after its engine.
+/// The keeper's thread may outlive its engine.
 #[test]
 fn a_dropped_engine_closes_its_connections() {
     let fixture = Fixture::new();

@@ -1,4 +1,4 @@
-//! What is in the tables: tokens over cleaned rows, rows that do not pile up, transactions, users, versions.
+//! The tables: tokens over cleaned rows, rows that do not pile up, transactions, users, versions.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ async fn rows(store: &mut Conn) -> u64 {
     store.query_first("SELECT COUNT(*) FROM palisade_lock").await.expect("an answer").expect("a row")
 }
 
-/// A million names used once leave a few thousand rows at most. `PALISADE_NAMES` is how many; fewer in CI.
+/// A million names used once leave a few thousand rows at most. `PALISADE_NAMES` sets the number.
 #[test]
 #[expect(clippy::print_stdout, reason = "how many are left is shown with --nocapture")]
 fn names_that_are_used_once_leave_few_rows() {
@@ -58,7 +58,7 @@ fn names_that_are_used_once_leave_few_rows() {
     });
 }
 
-/// Trap: a lock whose row was cleaned away must not begin again. The count of all tokens is above its last one.
+/// Trap: a lock whose row was cleaned away must not count from 1 again. The count of all tokens is above its last one.
 #[test]
 fn tokens_rise_over_the_removal_of_a_row() {
     let fixture = Fixture::new();
@@ -90,7 +90,7 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
     check(async {
         let mut store = fixture.store().await;
         let (mut one, mut two) = (client(&fixture.url()).await, client(&fixture.url()).await);
-        // A connection's block of tokens must not be what saves it, nor a row that is found.
+        // Neither a connection's block of tokens nor a found row may be the reason for success.
         for (round, ask) in [
             "CALL palisade_request({S}, 0, 1, CONCAT(HEX('orders'), ':4294967295:'), '1', 1, 1, NULL, NULL)",
             "CALL palisade_request({S}, 0, 1, \
@@ -105,7 +105,7 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
             store.query_drop(format!("CALL palisade_raise_tokens({high})")).await.expect("all are idle");
             let row = format!("INSERT INTO palisade_lock (name, token) VALUES ('orders', {high})");
             store.query_drop(row).await.expect("a row");
-            // As `palisade_clean` does it, but slowly.
+            // Does slowly what `palisade_clean` does.
             two.query_drop("START TRANSACTION").await.expect("it begins");
             two.query_drop("DELETE FROM palisade_lock WHERE name = 'orders'").await.expect("it is removed");
             let mut other = client(&fixture.url()).await;
@@ -114,7 +114,7 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
                 let row: Option<Row> = other.query_first(ask).await.expect("an answer");
                 row.and_then(|row| row.get::<Option<u64>, _>(1)).flatten().expect("a token")
             });
-            // It waits for whoever removes the row.
+            // It waits for the transaction that removes the row.
             until_blocked(&mut one, || ()).await;
             two.query_drop("COMMIT").await.expect("it is removed");
             let token = asking.await.expect("no panic");
@@ -124,7 +124,7 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
     });
 }
 
-/// Many who come at once install it once.
+/// Concurrent first clients install the tables once.
 #[test]
 fn the_first_client_installs_the_tables() {
     let fixture = Fixture::new();
@@ -136,7 +136,7 @@ fn the_first_client_installs_the_tables() {
     });
 }
 
-/// A user needs no rights but to call and to look. Without them it is told what to do.
+/// A user needs the rights to call and to read. Without them the error says what to do.
 #[test]
 fn a_user_without_rights_is_told_and_one_that_is_allowed_works() {
     let fixture = Fixture::new();
@@ -171,7 +171,7 @@ fn a_user_without_rights_is_told_and_one_that_is_allowed_works() {
     });
 }
 
-/// As after a dump that was made without `--routines`: its tokens are old, too.
+/// As after a dump that was made without `--routines`: its tokens may be old, too.
 #[test]
 fn tables_without_their_procedures_are_named_with_the_way_out() {
     let fixture = Fixture::new();
@@ -179,15 +179,15 @@ fn tables_without_their_procedures_are_named_with_the_way_out() {
         let mut store = fixture.store().await;
         run(&mut store, "DROP PROCEDURE palisade_open").await;
         let error = palisade::connect(&fixture.url()).await.map(drop).expect_err("nothing can be called");
-        let said = error.to_string();
+        let reply = error.to_string();
         for part in ["--routines", "palisade engine mysql schema | mysql DATABASE", "palisade tokens raise --above"] {
-            assert!(said.contains(part), "{part}: {said}");
+            assert!(reply.contains(part), "{part}: {reply}");
         }
     });
 }
 
 #[test]
-fn what_is_newer_is_used_if_it_says_so() {
+fn a_newer_schema_is_used_if_it_declares_compatibility() {
     let fixture = Fixture::new();
     check(async {
         let mut store = fixture.store().await;
@@ -200,7 +200,7 @@ fn what_is_newer_is_used_if_it_says_so() {
     });
 }
 
-/// From the shell: a lock that is held is seen, renewed, waited for, given back, broken; and it is the same lock.
+/// Statements in the shell show, renew, wait for, release and break the locks of the library.
 #[test]
 fn the_shell_and_the_library_share_locks() {
     let fixture = Fixture::new();
@@ -251,6 +251,6 @@ fn the_shell_and_the_library_share_locks() {
         }
         let left =
             shell.query_first("SELECT COUNT(*) FROM palisade_session WHERE is_lease = 1").await.expect("an answer");
-        assert_eq!(left, Some(1), "of what was broken, its session ends by itself");
+        assert_eq!(left, Some(1), "the session of a broken lock ends by its TTL");
     });
 }

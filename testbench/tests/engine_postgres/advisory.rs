@@ -57,7 +57,7 @@ fn readers_share_and_what_is_not_offered_is_refused() {
             alice.lock_all(["a", "b"]).efficiency().acquire().await.map(drop).expect_err("not several"),
             alice.list("").await.map(drop).expect_err("names are not known"),
             alice.watch("a").await.map(drop).expect_err("nothing is told"),
-            alice.force_release("lock", "a test").await.map(drop).expect_err("nobody can"),
+            alice.force_release("lock", "a test").await.map(drop).expect_err("it is not offered"),
         ] {
             assert!(matches!(error.kind(), ErrorKind::Unsupported { .. }), "{error}");
         }
@@ -95,7 +95,7 @@ fn a_pooler_in_transaction_mode_is_refused() {
         let url = format!("{}?mode=advisory", fixture.url_at(pooler.address));
         let error = palisade::connect(&url).await.map(drop).expect_err("it is refused");
         assert!(error.to_string().contains("pooler in transaction mode") && !error.is_retryable(), "{error}");
-        // What is refused: two connections of the pooler's clients are one to PostgreSQL, and both have the lock.
+        // The reason for the refusal: two clients of the pooler share one server connection, and both have the lock.
         let (one, two) =
             (client(&fixture.url_at(pooler.address)).await, client(&fixture.url_at(pooler.address)).await);
         for client in [one, two] {

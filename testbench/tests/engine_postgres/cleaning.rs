@@ -1,4 +1,4 @@
-//! Clean-up: rows of unused locks go, in transactions of their own, and neither a grant nor a token goes with them.
+//! Clean-up: separate transactions remove the rows of unused locks, and no grant and no token is lost with them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::fixture::{Fixture, check, client, until};
 use crate::sessions::{ask, assert_consistent, refused, request};
 use crate::tables::open;
 
-/// `SKIP LOCKED` does not skip a transaction's own rows: what it has taken would be removed under it.
+/// `SKIP LOCKED` does not skip a transaction's own rows: a lock that it has just taken would be removed.
 #[test]
 fn rows_are_not_removed_by_a_transaction_that_has_changed_something() {
     let fixture = Fixture::new();
@@ -34,13 +34,13 @@ fn rows_are_not_removed_by_a_transaction_that_has_changed_something() {
              AND prosrc LIKE '%DELETE FROM palisade.lock%'";
         assert_eq!(ask::<String>(&store, deletes).await, "clean");
         request(&store, session, "lock").await;
-        store.batch_execute("SELECT palisade.clean(0)").await.expect("in one of its own");
+        store.batch_execute("SELECT palisade.clean(0)").await.expect("outside of a transaction it works");
         assert_eq!(ask::<i64>(&store, "SELECT session FROM palisade.claim").await, session);
     });
 }
 
-/// Many new names, taken once and twice, alone and in sets of any order, by many at once, while all that is unused is removed
-/// all the time: nothing is granted twice, or without a row, and no token comes twice.
+/// Many new names, taken once and twice, alone and in sets of any order, by many at once, while unused rows are removed
+/// all the time: no lock is granted twice or without a row, and no token is given twice.
 #[test]
 fn nothing_is_granted_twice_while_rows_are_removed() {
     let fixture = Fixture::new();
@@ -89,12 +89,12 @@ fn nothing_is_granted_twice_while_rows_are_removed() {
                         assert_eq!(ask::<Option<String>>(&store, &sql).await, None, "it is granted, and is not held");
                     }
                     let lock = format!("once/{}", round % 7);
-                    let said = ask::<String>(
+                    let reply = ask::<String>(
                         &store,
                         &format!("SELECT palisade.take({session}, 0, {round} + 1000, '{lock}', false, true)"),
                     )
                     .await;
-                    if let Ok(token) = said.parse::<i64>() {
+                    if let Ok(token) = reply.parse::<i64>() {
                         let sql = format!("SELECT palisade.give_back({session}, '{lock}', {token})");
                         assert_eq!(ask::<Option<String>>(&store, &sql).await, None, "it is granted, and is not held");
                         tokens.push((lock, token));
@@ -111,7 +111,7 @@ fn nothing_is_granted_twice_while_rows_are_removed() {
     });
 }
 
-/// A take that was under way is waited for: it has a lower token, so it must be told.
+/// Raising waits for a take in flight, since that has a lower token.
 #[test]
 fn raised_tokens_are_above_those_of_calls_that_were_under_way() {
     let fixture = Fixture::new();
@@ -141,7 +141,7 @@ fn raised_tokens_are_above_those_of_calls_that_were_under_way() {
             assert_eq!(ask::<Option<String>>(&store, &sql).await, None);
         }
         store.batch_execute("SELECT palisade.raise_tokens(1000000)").await.expect("nothing is held");
-        // All are above it, and no two are the same, by which a client knows its grants.
+        // All tokens are above it, and no two are the same, since a client identifies its grants by them.
         let mut tokens = Vec::new();
         for (number, lock) in ["new", "there", "newer", "newest"].iter().enumerate() {
             let sql = format!("SELECT palisade.take({session}, 0, {}, '{lock}', true, true)::bigint", number + 10);
@@ -159,7 +159,7 @@ fn raised_tokens_are_above_those_of_calls_that_were_under_way() {
 
 /// Each kind of damage, done by hand, is found by the check that is shipped.
 #[test]
-fn damage_is_found() {
+fn the_check_finds_each_kind_of_damage() {
     let fixture = Fixture::new();
     check(async {
         let store = fixture.store().await;

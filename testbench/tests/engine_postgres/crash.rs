@@ -10,7 +10,7 @@ use crate::fixture::{
 };
 
 /// Killed as by a power cut, and restarted in crash recovery: what was granted is held, by the same session, and tokens
-/// rise (trap: a bare sequence gives numbers again). A release that the crash has undone is made good.
+/// rise (trap: a bare sequence gives numbers again). A release that the crash has undone is repeated.
 #[test]
 fn grants_survive_a_crash_and_tokens_rise() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -49,7 +49,7 @@ fn grants_survive_a_crash_and_tokens_rise() {
     });
 }
 
-/// A server that restarts makes nobody lose its place, nor a grant that is made as soon as it is back.
+/// Over a restart no waiter loses its position, nor a grant that is made right after it.
 #[test]
 fn a_waiter_keeps_its_place_over_a_restart() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -68,7 +68,8 @@ fn a_waiter_keeps_its_place_over_a_restart() {
     });
 }
 
-/// Fault 30: emptied, or replaced by another. Tokens begin again there, so whoever knew the old one refuses, by name.
+/// Fault 30: emptied, or replaced by another. Tokens begin again there, so a client that knew the old
+/// data reports the loss by name.
 #[test]
 fn a_store_that_has_lost_its_data_is_refused_by_name() {
     let fixture = Fixture::new();
@@ -76,7 +77,7 @@ fn a_store_that_has_lost_its_data_is_refused_by_name() {
         let alice = fixture.client(Duration::from_secs(2)).await;
         let held = take(&alice, "lock").await;
         fixture.lose_everything().await;
-        fixture.cut_lines().await;
+        fixture.cut_connections().await;
         let loss = held.lost().await;
         assert!(held.token().is_err(), "{loss:?}");
         let error = until_some("the loss of data is reported", async || match alice.inspect("lock").await {
@@ -90,7 +91,7 @@ fn a_store_that_has_lost_its_data_is_refused_by_name() {
     });
 }
 
-/// The same for who waits without a deadline: it is told at once, as nobody will ever grant it what it waits for.
+/// A waiter without a deadline gets the error at once, since the lock will never be granted.
 #[test]
 fn a_waiter_at_a_store_that_lost_its_data_gets_an_error() {
     let fixture = Fixture::new();
@@ -100,10 +101,10 @@ fn a_waiter_at_a_store_that_lost_its_data_gets_an_error() {
         let waiting = taking(&bob, "lock");
         until_queued(&alice, "lock", 1).await;
         fixture.lose_everything().await;
-        fixture.cut_lines().await;
-        let said = waiting.await.expect("a task").expect_err("tokens begin again").to_string();
+        fixture.cut_connections().await;
+        let reply = waiting.await.expect("a task").expect_err("tokens begin again").to_string();
         // A polling client may have found its session gone before its connection was cut.
-        assert!(said.contains("has lost its data") || said.contains("its session expired"), "{said}");
+        assert!(reply.contains("has lost its data") || reply.contains("its session expired"), "{reply}");
     });
 }
 
@@ -116,11 +117,11 @@ fn a_connection_that_was_replaced_holds_only_what_the_store_confirms() {
         let (kept, lost) = (take(&alice, "kept").await, take(&alice, "lost").await);
         // The client that reconnects finds one of the two no longer held, without a notice.
         fixture.forget_holder("lost").await;
-        fixture.cut_lines().await;
+        fixture.cut_connections().await;
         lost.lost().await;
         assert!(lost.token().is_err());
         assert!(kept.token().is_ok());
-        // Bob's line was cut as well: looking brings the next one.
+        // Bob's connection was cut as well: a request makes him reconnect.
         inspect(&bob, "kept").await;
         assert!(bob.lock("kept").try_acquire().await.expect("an answer").is_none());
         take(&bob, "lost").await.release().await.expect("it is held");

@@ -12,13 +12,13 @@ use palisade_testbench::fixture::{Proxied, prepare, unused_name};
 pub(crate) use palisade_testbench::servers::Postgres as Server;
 use tokio_postgres::{Client, NoTls};
 
-/// How a URL says that a line is encrypted, that it is and the server is verified, which is the same, and that it is not.
+/// The URL options for encryption, for a verified server (which is the same), and for a plain connection.
 pub(crate) const ENCRYPTED: &str = "sslmode=require";
 pub(crate) const VERIFIED: &str = "sslmode=verify-full";
 pub(crate) const NOT_ENCRYPTED: &str = "sslmode=disable";
-/// What would leave it to whoever is in between.
+/// Options that an attacker in between could downgrade.
 pub(crate) const WEAK: [&str; 3] = ["sslmode=prefer", "sslmode=allow", "sslmode=verify-ca"];
-/// The authority to trust, and the client's certificate.
+/// The options for the trusted authority, and for the client's certificate.
 pub(crate) const CA: &str = "sslrootcert";
 pub(crate) const CERTIFICATE: &str = "sslcert";
 pub(crate) const KEY: &str = "sslkey";
@@ -66,8 +66,8 @@ impl Fixture {
         format!("postgres://{user}@{host}:{}/{}", self.address.port(), self.database)
     }
 
-    /// Lets a user in. What it has to show is said by the server's own rules.
-    pub(crate) async fn let_in(&self, user: &str, _: &str) {
+    /// Creates a user. The server's `pg_hba.conf` says how it must authenticate.
+    pub(crate) async fn allow(&self, user: &str, _: &str) {
         let make = format!(
             "DO $$ BEGIN CREATE ROLE {user} LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$; \
              SELECT palisade.allow('{user}')"
@@ -75,7 +75,7 @@ impl Fixture {
         self.store().await.batch_execute(&make).await.expect("it is let in");
     }
 
-    /// A connection as any application has it, where the schema is installed.
+    /// Opens a plain connection to a database in which the schema is installed.
     pub(crate) async fn store(&self) -> Client {
         let client = client(&self.url()).await;
         client.batch_execute(palisade::engine::postgres::SCHEMA).await.expect("the schema can be installed");
@@ -90,13 +90,13 @@ impl Fixture {
     }
 
     /// Ends all connections of clients.
-    pub(crate) async fn cut_lines(&self) {
+    pub(crate) async fn cut_connections(&self) {
         let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'palisade' \
              AND datname = current_database()";
         client(&self.url()).await.batch_execute(cut).await.expect("lines are cut");
     }
 
-    /// Frees a lock without telling anybody.
+    /// Frees a lock without a notice.
     pub(crate) async fn forget_holder(&self, lock: &str) {
         let free = format!(
             "DELETE FROM palisade.claim WHERE lock = '{lock}'; UPDATE palisade.lock SET taken = 0 WHERE name = '{lock}'"
@@ -104,16 +104,16 @@ impl Fixture {
         client(&self.url()).await.batch_execute(&free).await.expect("it is free");
     }
 
-    /// How many sessions the store knows.
+    /// Returns the number of sessions in the store.
     pub(crate) async fn sessions(&self) -> i64 {
         let store = client(&self.url()).await;
         store.query_one("SELECT count(*) FROM palisade.session", &[]).await.expect("an answer").get(0)
     }
 }
 
-/// A connection as any application has it.
+/// Opens a plain connection.
 pub(crate) async fn client(url: &str) -> Client {
-    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("it lets everybody in");
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("it accepts every connection");
     // It ends with the client.
     drop(tokio::spawn(connection));
     client

@@ -1,5 +1,5 @@
 //! The functions in PostgreSQL, as the model calls them: as the library does, or as a program in another language may, in
-//! transactions of any kind and with settings of its own.
+//! transactions of any kind and with its own settings.
 
 use std::cell::Cell;
 
@@ -20,7 +20,7 @@ pub(crate) struct Functions {
     calls: Cell<usize>,
 }
 
-/// What a program may have set, in the order in which they take turns.
+/// Settings of other programs, used in turn.
 const SETTINGS: [&str; 4] = [
     "RESET ALL",
     "SET TimeZone = 'Pacific/Auckland'; SET DateStyle = 'SQL, DMY'; SET IntervalStyle = 'sql_standard'; \
@@ -40,17 +40,17 @@ impl Functions {
         Functions { client, is_rare_forced: false, is_in_transactions: false, calls: Cell::new(0) }
     }
 
-    /// With all that is rare between any two steps.
+    /// Forces every rare event between any two steps.
     pub(crate) fn with_rare_forced(self) -> Functions {
         Functions { is_rare_forced: true, ..self }
     }
 
-    /// In every kind of transaction, with other settings every few calls.
+    /// Calls in every kind of transaction, with other settings every few calls.
     pub(crate) fn in_transactions(self) -> Functions {
         Functions { is_in_transactions: true, ..self }
     }
 
-    /// The same on another connection, as after a restart of the server.
+    /// Opens another connection, as after a restart of the server.
     pub(crate) async fn reconnect(&mut self, url: &str) {
         self.client = client(url).await;
     }
@@ -77,7 +77,7 @@ impl Functions {
                 let level = ["REPEATABLE READ", "SERIALIZABLE"][calls % 2];
                 self.batch(&format!("BEGIN ISOLATION LEVEL {level}; SELECT 1 FROM palisade.state")).await;
                 let refused = self.client.query_one(sql, given).await.map(drop);
-                // A release of what is held and not wanted is the same in any transaction.
+                // The release of an unwanted grant is the same in any transaction.
                 if let Err(error) = refused {
                     assert_eq!(error.code().map(|code| code.code()), Some("PL002"), "{sql}: {error}");
                 }
@@ -99,7 +99,7 @@ impl Functions {
         self.client.execute(sql, given).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
     }
 
-    /// What happens beside the model's own steps, and what must hold after each of them.
+    /// Causes the rare events between two steps, and checks the tables.
     pub(crate) async fn between_steps(&mut self) {
         if self.is_rare_forced {
             let name = format!("once/{}", self.calls.get());
@@ -133,18 +133,18 @@ impl Functions {
         self.run(sql, &[&session]).await;
     }
 
-    /// Ends what is overdue.
+    /// Ends overdue sessions.
     pub(crate) async fn sweep(&mut self) {
         let sweep = "SELECT palisade.sweep()";
         until("nothing is left to sweep", async || self.row(sweep, &[]).await.get::<_, i32>(0) == 0).await;
     }
 
-    /// What is said, and a refusal.
+    /// Returns the reply, and a refusal.
     pub(crate) async fn acquire(&mut self, session: i64, ask: &Acquire) -> (String, String) {
         let number = ask.caller.number.map(|number| number.get() as i64);
         let (waits, may_queue) = (ask.patience == Patience::Wait, ask.reentry == Reentry::Queue);
         match &ask.wants[..] {
-            // By turns on the fast path and on the path that all others take.
+            // Alternates between the fast path and the general one.
             [want]
                 if want.mode == Mode::Exclusive
                     && ask.delay.is_none()
@@ -152,7 +152,7 @@ impl Functions {
                     && number.is_some_and(|number| number % 4 != 0) =>
             {
                 let sql = "SELECT palisade.take($1, 0, $2, $3, $4, $5)";
-                quickly_said(
+                fast_path_reply(
                     self.row(sql, &[&session, &number, &want.lock.as_str(), &waits, &may_queue]).await.get(0),
                 )
             }
@@ -164,14 +164,14 @@ impl Functions {
                 let sql = "SELECT said, detail FROM palisade.request($1, 0, $2, $3, $4, $5, $6, $7, $8, $9)";
                 let given: [&(dyn ToSql + Sync); 9] =
                     [&session, &number, &locks, &needs, &permits, &waits, &may_queue, &delay, &value];
-                said(&self.row(sql, &given).await)
+                reply_of(&self.row(sql, &given).await)
             }
         }
     }
 
     pub(crate) async fn cancel(&mut self, session: i64, number: RequestNo) -> (String, String) {
         let sql = "SELECT said, detail FROM palisade.cancel($1, $2)";
-        said(&self.row(sql, &[&session, &(number.get() as i64)]).await)
+        reply_of(&self.row(sql, &[&session, &(number.get() as i64)]).await)
     }
 
     pub(crate) async fn give_back(&mut self, session: i64, lock: &LockName, token: i64) -> (String, String) {
@@ -183,13 +183,13 @@ impl Functions {
         }
     }
 
-    /// A refusal, if it is one.
+    /// Returns the refusal, if there is one.
     pub(crate) async fn publish(&mut self, session: i64, lock: &LockName, token: i64, value: &str) -> Option<String> {
         let sql = "SELECT palisade.publish($1, $2, $3, $4)";
         self.row(sql, &[&session, &lock.as_str(), &token, &value.as_bytes()]).await.get(0)
     }
 
-    /// How many grants have ended, and which token was moved on to; or a refusal.
+    /// Returns the number of ended grants and the new token, or a refusal.
     pub(crate) async fn force(&mut self, lock: &LockName, only: Option<i64>) -> Result<(u32, i64), String> {
         let sql = "SELECT grants, moved_to, refusal FROM palisade.force($1, $2, 'me', 'me')";
         let row = self.row(sql, &[&lock.as_str(), &only]).await;
@@ -199,7 +199,7 @@ impl Functions {
         }
     }
 
-    /// A refusal, if it is one.
+    /// Returns the refusal, if there is one.
     pub(crate) async fn resize(&mut self, lock: &LockName, limit: u32) -> Option<String> {
         self.row("SELECT palisade.resize($1, $2)", &[&lock.as_str(), &i64::from(limit)]).await.get(0)
     }
@@ -215,7 +215,7 @@ impl Functions {
         self.run(sql, &[]).await;
     }
 
-    /// Holders of these locks, and then those who wait.
+    /// Returns the holders of these locks, and then the waiters.
     pub(crate) async fn locks(&mut self, locks: &[LockName]) -> Vec<Seen> {
         let locks: Vec<_> = locks.iter().map(LockName::as_str).collect();
         let sql = "SELECT state, session, CASE need WHEN 'all' THEN 4294967295 ELSE need::bigint END, token, permits, value, \
@@ -235,7 +235,7 @@ impl Functions {
     }
 }
 
-/// What moves the server's clock, for everything in one database.
+/// Returns the SQL that moves the server's clock for one database.
 pub(crate) fn clock(ahead: &str) -> String {
     format!(
         "CREATE OR REPLACE FUNCTION palisade.now() RETURNS timestamptz LANGUAGE sql AS \
@@ -243,8 +243,8 @@ pub(crate) fn clock(ahead: &str) -> String {
     )
 }
 
-/// A token, a word, or a refusal, as the others say it.
-fn quickly_said(said: String) -> (String, String) {
+/// Converts a reply of the fast path: a token, a word, or a refusal.
+fn fast_path_reply(said: String) -> (String, String) {
     if said.parse::<u64>().is_ok() {
         ("granted".to_owned(), String::new())
     } else if said.starts_with(['{', '"']) {
@@ -254,6 +254,6 @@ fn quickly_said(said: String) -> (String, String) {
     }
 }
 
-fn said(row: &Row) -> (String, String) {
+fn reply_of(row: &Row) -> (String, String) {
     (row.get(0), row.get::<_, Option<String>>(1).unwrap_or_default())
 }

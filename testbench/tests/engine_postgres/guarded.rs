@@ -1,4 +1,4 @@
-//! Encrypted lines: whom a client believes, what it shows, and what it is told when that is not enough.
+//! Encrypted connections: the authorities that a client trusts, its certificate, and its errors.
 
 use std::path::Path;
 
@@ -14,21 +14,21 @@ use crate::fixture::{
 
 static ENCRYPTING: Shared<Server> = Shared::new(Server::start_encrypted);
 
-/// A database on a server that encrypts, with users `sealed`, for encrypted lines only, and `client`, who has to show a
-/// certificate; and the folder of what vouches for whom.
-async fn encrypting() -> (Fixture, std::sync::Arc<(Server, TempDir)>) {
+/// Returns a database on a server with TLS, and the server with the folder of its certificates. The user `sealed` needs an
+/// encrypted connection, and the user `client` a certificate.
+async fn encrypted() -> (Fixture, std::sync::Arc<(Server, TempDir)>) {
     let server = ENCRYPTING.get().unwrap_or_else(|absent| panic!("{absent}"));
     let fixture = Fixture::beside(server.0.address);
-    fixture.let_in("sealed", "SSL").await;
-    fixture.let_in("client", "X509").await;
+    fixture.allow("sealed", "SSL").await;
+    fixture.allow("client", "X509").await;
     (fixture, server)
 }
 
-fn believing(folder: &Path) -> String {
+fn trusting(folder: &Path) -> String {
     format!("{CA}={}/ca.pem", folder.display())
 }
 
-fn showing(folder: &Path) -> String {
+fn with_certificate(folder: &Path) -> String {
     let folder = folder.display();
     format!("{CERTIFICATE}={folder}/client.pem&{KEY}={folder}/client.key")
 }
@@ -42,7 +42,7 @@ fn stranger() -> TempDir {
     folder
 }
 
-/// It is not let in, nothing has happened, there is no use in trying again, and it says what to do.
+/// Asserts that the connection fails for good without effect, and that the message says what to do.
 async fn refused(url: &str, says: &[&str]) -> Error {
     let error = palisade::connect(url).await.map(|_: Palisade| ()).expect_err(url);
     assert!(!error.is_retryable() && !error.may_have_taken_effect(), "{error}");
@@ -55,8 +55,8 @@ async fn refused(url: &str, says: &[&str]) -> Error {
 #[test]
 fn a_client_that_asks_for_tls_gets_it() {
     check(async {
-        let (fixture, server) = encrypting().await;
-        let trust = believing(server.1.path());
+        let (fixture, server) = encrypted().await;
+        let trust = trusting(server.1.path());
         // A URL that names an authority asks for encryption.
         for options in [trust.clone(), format!("{ENCRYPTED}&{trust}"), format!("{VERIFIED}&{trust}")] {
             let url = format!("{}?{options}", fixture.url_as("sealed", "localhost"));
@@ -75,18 +75,15 @@ fn a_client_that_asks_for_tls_gets_it() {
 }
 
 #[test]
-fn a_server_that_cannot_be_believed_is_not_spoken_to() {
+fn a_server_with_an_untrusted_certificate_gets_no_request() {
     check(async {
-        let (fixture, server) = encrypting().await;
-        let (trust, stranger) = (believing(server.1.path()), stranger());
+        let (fixture, server) = encrypted().await;
+        let (trust, stranger) = (trusting(server.1.path()), stranger());
         let localhost = fixture.url_as("sealed", "localhost");
         let name_it = format!("{CA}=FILE");
-        refused(
-            &format!("{localhost}?{}", believing(stranger.path())),
-            &["nobody whom this client trusts", &name_it],
-        )
-        .await;
-        // Both words for an encrypted line verify it, by those whom the system trusts.
+        refused(&format!("{localhost}?{}", trusting(stranger.path())), &["nobody whom this client trusts", &name_it])
+            .await;
+        // Both options for encryption verify the server, with the authorities of the system.
         for mode in [ENCRYPTED, VERIFIED] {
             refused(&format!("{localhost}?{mode}"), &[&name_it]).await;
         }
@@ -100,12 +97,12 @@ fn a_server_that_cannot_be_believed_is_not_spoken_to() {
 }
 
 #[test]
-fn a_server_that_does_not_encrypt_is_not_spoken_to_unless_that_is_meant() {
+fn a_plain_server_is_refused_unless_the_url_allows_it() {
     check(async {
         let (fixture, folder) = (Fixture::new(), tempfile::tempdir().expect("a folder"));
         Authority::new("anybody").publish(folder.path(), "ca.pem");
         let url = fixture.url();
-        for options in [ENCRYPTED.to_owned(), VERIFIED.to_owned(), believing(folder.path())] {
+        for options in [ENCRYPTED.to_owned(), VERIFIED.to_owned(), trusting(folder.path())] {
             refused(&format!("{url}?{options}"), &["does not encrypt", NOT_ENCRYPTED]).await;
         }
         for options in WEAK {
@@ -117,15 +114,19 @@ fn a_server_that_does_not_encrypt_is_not_spoken_to_unless_that_is_meant() {
 }
 
 #[test]
-fn a_certificate_is_shown_to_a_server_that_wants_to_see_one() {
+fn a_client_certificate_is_sent_to_a_server_that_requires_one() {
     check(async {
-        let (fixture, server) = encrypting().await;
+        let (fixture, server) = encrypted().await;
         let (ours, stranger) = (server.1.path(), stranger());
-        let url = format!("{}?{}", fixture.url_as("client", "localhost"), believing(ours));
-        let shown = palisade::connect(&format!("{url}&{}", showing(ours))).await.expect("it has one");
+        let url = format!("{}?{}", fixture.url_as("client", "localhost"), trusting(ours));
+        let shown = palisade::connect(&format!("{url}&{}", with_certificate(ours))).await.expect("it has one");
         take(&shown, "lock").await.release().await.expect("it is held");
         refused(&url, &[&format!("{CERTIFICATE}=FILE&{KEY}=FILE")]).await;
-        refused(&format!("{url}&{}", showing(stranger.path())), &[&format!("{CERTIFICATE}=FILE&{KEY}=FILE")]).await;
+        refused(
+            &format!("{url}&{}", with_certificate(stranger.path())),
+            &[&format!("{CERTIFICATE}=FILE&{KEY}=FILE")],
+        )
+        .await;
         let (cert, ca) = (ours.join("client.pem").display().to_string(), ours.join("ca.pem").display().to_string());
         let keyless = refused(&format!("{url}&{CERTIFICATE}={cert}&{KEY}={ca}"), &[&ca, "no private key"]).await;
         assert!(!keyless.to_string().contains("BEGIN"), "{keyless}");

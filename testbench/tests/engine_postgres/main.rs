@@ -1,4 +1,4 @@
-//! The engine on PostgreSQL: the conformance suite, the rules beside it, and real faults.
+//! The engine on PostgreSQL: the conformance suite, its own promises, and real faults.
 
 #[allow(dead_code)]
 #[path = "../processes/actors.rs"]
@@ -6,7 +6,7 @@ mod actors;
 mod advisory;
 mod cleaning;
 mod crash;
-// What may happen to a line is the same for every engine that has one.
+// These faults of connections are the same for every engine with a connection.
 #[path = "../service/cuts.rs"]
 mod cuts;
 #[path = "../service/drops.rs"]

@@ -1,9 +1,9 @@
-//! Random commands to the rules of `core` and to those in a database: both must say the same, and leave the same holders
-//! and the same queues behind.
+//! Random commands to the state machine of `core` and to a database. Both must give the same replies, and have the same
+//! holders and queues.
 //!
-//! Two things differ, and are not asked for: a database remembers the answer to a numbered request only while it waits or is
-//! held, or was cancelled; and as tokens are counted by lock, it cannot tell a token that was never given from one that is
-//! over.
+//! Two differences are not tested. A database remembers the answer to a numbered request only while it waits or is
+//! held, or was cancelled. And as each lock counts its tokens, a database cannot tell a token that was never given from one that
+//! has ended.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ pub(crate) struct Seen {
     pub(crate) value: Option<Vec<u8>>,
 }
 
-/// What a mode takes, and of how many.
+/// Returns the permits that a mode takes, and the number that it declares.
 pub(crate) fn need(mode: Mode) -> (i64, Option<i64>) {
     match mode {
         Mode::Exclusive => (i64::from(u32::MAX), None),
@@ -41,21 +41,21 @@ pub(crate) fn need(mode: Mode) -> (i64, Option<i64>) {
     }
 }
 
-/// Both, side by side.
+/// The state machine and the database.
 pub(crate) struct Pair<'a> {
     pub(crate) machine: Machine,
     pub(crate) store: &'a mut Functions,
     prefix: String,
-    /// In the order in which they were opened: the rules' number, and the store's.
+    /// The sessions in the order of opening: the number in the machine, and the number in the store.
     pub(crate) sessions: Vec<(SessionId, i64)>,
     last_number: u64,
     asked: Vec<Acquire>,
-    /// The rules' tokens, with the store's at each lock.
+    /// The tokens of the machine, with those of the store at each lock.
     tokens: BTreeMap<(LockName, Token), i64>,
     highest: BTreeMap<LockName, i64>,
 }
 
-/// An answer, as far as both must give the same.
+/// The part of a reply that both must give.
 #[derive(Debug, PartialEq, Eq)]
 enum Reply {
     Granted,
@@ -66,7 +66,7 @@ enum Reply {
     Refused(String),
 }
 
-fn said(answer: &Result<Answer, Refusal>) -> Reply {
+fn reply_of(answer: &Result<Answer, Refusal>) -> Reply {
     match answer {
         Ok(Answer::Granted { .. }) => Reply::Granted,
         Ok(Answer::Queued { .. }) => Reply::Queued,
@@ -77,7 +77,7 @@ fn said(answer: &Result<Answer, Refusal>) -> Reply {
     }
 }
 
-/// A refusal without the numbers that each side counts for itself.
+/// Returns a refusal without the numbers that differ between the two.
 fn refused(refusal: &Refusal) -> Reply {
     Reply::Refused(match refusal {
         Refusal::NotHeld { .. } | Refusal::NeverGranted { .. } => "not held".to_owned(),
@@ -114,8 +114,8 @@ impl<'a> Pair<'a> {
         LockName::new(&format!("{}{lock}", self.prefix)).expect("a name")
     }
 
-    fn session(&self, who: usize) -> Option<(SessionId, i64)> {
-        (!self.sessions.is_empty()).then(|| self.sessions[who % self.sessions.len()])
+    fn session(&self, client: usize) -> Option<(SessionId, i64)> {
+        (!self.sessions.is_empty()).then(|| self.sessions[client % self.sessions.len()])
     }
 
     fn store_session(&self, session: SessionId) -> i64 {
@@ -127,13 +127,13 @@ impl<'a> Pair<'a> {
         RequestNo::new(self.last_number).expect("above 0")
     }
 
-    /// Grants that there are or were, of one lock each, as the rules number them.
+    /// Returns a current or former grant of one lock, with its token in the machine and in the store.
     fn grant(&self, grant: usize) -> Option<(LockName, Token, i64)> {
         let at = grant % self.tokens.len().max(1);
         self.tokens.iter().nth(at).map(|((lock, token), theirs)| (lock.clone(), *token, *theirs))
     }
 
-    /// The holder of a grant, or any session without one.
+    /// Returns the holder of a grant, or any session.
     fn holder(&self, lock: &LockName, token: Token) -> Option<(SessionId, i64)> {
         let holders = self.machine.lock(lock).into_iter().flat_map(|lock| lock.holders().collect::<Vec<_>>());
         let held = holders.into_iter().find(|grant| grant.token == token).and_then(|grant| match grant.state {
@@ -146,21 +146,21 @@ impl<'a> Pair<'a> {
     pub(crate) async fn take(&mut self, step: Step) {
         let (ours, theirs) = match step {
             Step::Open => return self.open().await,
-            Step::Close(who) => {
-                let Some((session, id)) = self.session(who) else { return };
+            Step::Close(client) => {
+                let Some((session, id)) = self.session(client) else { return };
                 self.store.close(id).await;
                 drop(self.machine.apply(Command::CloseSession { session }));
                 return self.compare().await;
             }
-            Step::Expire(who) => {
-                let Some((session, id)) = self.session(who) else { return };
+            Step::Expire(client) => {
+                let Some((session, id)) = self.session(client) else { return };
                 self.store.make_overdue(id).await;
                 self.store.sweep().await;
                 drop(self.machine.apply(Command::ExpireSession { session }));
                 return self.compare().await;
             }
-            Step::Acquire { who, wants, waits, may_queue, delay, value } => {
-                let Some((session, _)) = self.session(who) else { return };
+            Step::Acquire { client, wants, waits, may_queue, delay, value } => {
+                let Some((session, _)) = self.session(client) else { return };
                 let number = Some(self.next_number());
                 let wants = wants.into_iter().map(|(lock, mode)| Want { lock: self.lock(lock), mode });
                 let ask = Acquire {
@@ -184,19 +184,19 @@ impl<'a> Pair<'a> {
                 let Some(ask) = self.asked.get(which % self.asked.len().max(1)).cloned() else { return };
                 self.cancel(ask.caller).await
             }
-            Step::CancelFirst { who, lock } => {
-                let Some((session, _)) = self.session(who) else { return };
+            Step::CancelFirst { client, lock } => {
+                let Some((session, _)) = self.session(client) else { return };
                 let caller = Caller { session, number: Some(self.next_number()) };
                 let (ours, theirs) = self.cancel(caller).await;
                 assert_eq!(ours, theirs);
                 self.ask(Acquire::exclusive(caller, self.lock(lock))).await
             }
-            Step::Release { grant, who, lock } => {
+            Step::Release { grant, client, lock } => {
                 let Some((held, token, theirs)) = self.grant(grant) else { return };
                 let lock = lock.map_or(held.clone(), |lock| self.lock(lock));
-                let who = who.and_then(|who| self.session(who)).or(self.holder(&held, token));
-                let Some((session, id)) = who else { return };
-                // Another lock may have had the same number, which is none of the rules' tokens there.
+                let client = client.and_then(|client| self.session(client)).or(self.holder(&held, token));
+                let Some((session, id)) = client else { return };
+                // Another lock may have had the same number, which is not one of its tokens in the machine.
                 if lock != held {
                     return;
                 }
@@ -205,18 +205,22 @@ impl<'a> Pair<'a> {
                     (_, refusal) => refused_in(&refusal),
                 };
                 (
-                    said(&self.machine.apply(Command::Release { caller: Some(session.into()), lock, token }).answer),
+                    reply_of(
+                        &self.machine.apply(Command::Release { caller: Some(session.into()), lock, token }).answer,
+                    ),
                     theirs,
                 )
             }
-            Step::Publish { grant, who } => {
+            Step::Publish { grant, client } => {
                 let Some((lock, token, theirs)) = self.grant(grant) else { return };
-                let who = who.and_then(|who| self.session(who)).or(self.holder(&lock, token));
-                let Some((session, id)) = who else { return };
+                let client = client.and_then(|client| self.session(client)).or(self.holder(&lock, token));
+                let Some((session, id)) = client else { return };
                 let theirs = unless_refused(self.store.publish(id, &lock, theirs, "another").await);
                 let value = Value::new(b"another");
                 (
-                    said(&self.machine.apply(Command::Publish { caller: session.into(), lock, token, value }).answer),
+                    reply_of(
+                        &self.machine.apply(Command::Publish { caller: session.into(), lock, token, value }).answer,
+                    ),
                     theirs,
                 )
             }
@@ -235,12 +239,12 @@ impl<'a> Pair<'a> {
                 };
                 let (by, reason) = (Label::new("me"), Label::new("me"));
                 let only = only.map(|(_, token, _)| token);
-                (said(&self.machine.apply(Command::ForceRelease { lock, only, by, reason }).answer), theirs)
+                (reply_of(&self.machine.apply(Command::ForceRelease { lock, only, by, reason }).answer), theirs)
             }
             Step::Resize { lock, limit } => {
                 let lock = self.lock(lock);
                 let theirs = unless_refused(self.store.resize(&lock, limit).await);
-                (said(&self.machine.apply(Command::Resize { lock, limit }).answer), theirs)
+                (reply_of(&self.machine.apply(Command::Resize { lock, limit }).answer), theirs)
             }
             Step::EndDelay(which) => {
                 let withheld: Vec<_> = self.machine.withheld().collect();
@@ -276,12 +280,12 @@ impl<'a> Pair<'a> {
             "busy" => Reply::Busy,
             _ => refused_in(&refusal),
         };
-        (said(&self.machine.apply(Command::Acquire(ask)).answer), theirs)
+        (reply_of(&self.machine.apply(Command::Acquire(ask)).answer), theirs)
     }
 
-    /// Whether a request waits or is held.
+    /// Returns whether a request waits or holds.
     fn is_live(&self, ask: &Acquire) -> bool {
-        // A repeat changes nothing, so a copy can be asked.
+        // A repeat changes nothing, so it can be tried on a copy of the machine.
         let mut copy = self.machine.clone();
         let cancel = Command::Cancel {
             caller: ask.caller.session.into(),
@@ -307,14 +311,14 @@ impl<'a> Pair<'a> {
         let cancel = Command::Cancel { caller: caller.session.into(), waiting: Waiting::Request(number) };
         let ours = match self.machine.apply(cancel).answer {
             Err(Refusal::AlreadyGranted { .. }) => Reply::Granted,
-            // Nothing waits, and nothing will.
+            // The request does not wait, and never will.
             Err(Refusal::NotWaiting) => Reply::Done,
-            answer => said(&answer),
+            answer => reply_of(&answer),
         };
         (ours, theirs)
     }
 
-    /// Leaves nothing behind.
+    /// Closes all sessions.
     pub(crate) async fn finish(self) {
         for (_, id) in self.sessions {
             self.store.close(id).await;
@@ -323,7 +327,7 @@ impl<'a> Pair<'a> {
         self.store.sweep().await;
     }
 
-    /// Every lock is held and wanted by the same, in the same order; tokens rise.
+    /// Asserts that every lock has the same holders and waiters in the same order, and that tokens rise.
     pub(crate) async fn compare(&mut self) {
         self.store.between_steps().await;
         let locks: Vec<_> = (0..LOCKS).map(|lock| self.lock(lock)).collect();
@@ -389,7 +393,7 @@ pub(crate) async fn compare_with_rules(store: Functions, cases: u32, disturb: im
     let case = Cell::new(0);
     let result = runner.run(&vec(step(), 1..80), |steps| {
         case.set(case.get() + 1);
-        // After a failure, smaller cases are tried: they find the connection as it is.
+        // After a failure proptest tries smaller cases, on the same connection.
         let mut store = store.borrow_mut();
         let mut pair = Pair::new(&mut store, case.get());
         let run = async {

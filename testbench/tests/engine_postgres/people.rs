@@ -1,4 +1,4 @@
-//! What people see who call the functions from `psql`, and copies of the data that they make.
+//! Calls of the functions from `psql`, and copies of the database.
 
 use std::process::Command;
 
@@ -71,7 +71,7 @@ fn acquire_within_is_refused_where_it_cannot_commit_or_would_not_end() {
     let fixture = Fixture::new();
     check(async {
         let store = fixture.store().await;
-        // A bound for a call that would go on without end.
+        // A bound for a call that would never end.
         store.batch_execute("SET statement_timeout = '5s'").await.expect("a bound");
         store.batch_execute("SELECT palisade.acquire('lock', '1 hour')").await.expect("it is free");
         store.batch_execute("BEGIN").await.expect("a transaction");
@@ -96,7 +96,7 @@ async fn copy(fixture: &Fixture, by: &str) -> String {
         "template" => format!("CREATE DATABASE {name}_{by} TEMPLATE {name}"),
         _ => format!("CREATE DATABASE {name}_{by}"),
     };
-    // The server copies only what has no connections, and those that were closed are not gone at once.
+    // The server copies only a database without connections, and a closed connection takes a moment to end.
     until_some("the database is copied", async || {
         let made = maker.batch_execute(&make).await;
         made.inspect_err(|error| assert!(error.to_string().contains("db error") && by == "template", "{error}")).ok()
@@ -110,7 +110,7 @@ async fn copy(fixture: &Fixture, by: &str) -> String {
     to
 }
 
-/// The original goes on, so a copy would give the same tokens to others.
+/// The original is still in use, so a copy would give the same tokens again.
 #[test]
 fn a_copy_of_the_data_grants_nothing_until_it_is_accepted() {
     for by in ["template", "dump"] {
@@ -141,7 +141,7 @@ fn a_copy_of_the_data_grants_nothing_until_it_is_accepted() {
             assert!(token(&take(&alice, "lock").await).get() > 5000);
             assert_eq!(ask::<i64>(&copied, "SELECT count(*) FROM palisade.check()").await, 0);
             assert_eq!(refused(&copied, "SELECT palisade.accept_copy(6000)").await, "PL001");
-            // The original knows nothing of it.
+            // The original is not affected.
             let store = client(&fixture.url()).await;
             open(&store).await;
             assert!(ask::<bool>(&store, &format!("SELECT palisade.renew('lock', {old})")).await);

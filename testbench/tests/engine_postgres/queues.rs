@@ -1,4 +1,4 @@
-//! Queues: how much a step does when many are dead, what a look costs when many live, and what a release must know.
+//! Queues: the work of a step among many dead waiters, the cost of a poll among many live ones, and releases.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::fixture::{Fixture, LONG_TTL, check, check_many, client, number_from_e
 use crate::sessions::{ask, assert_consistent, refused, request};
 use crate::tables::open;
 
-/// Lets so many sessions wait for a lock that is held.
+/// Adds this number of waiting sessions to a lock that is held.
 async fn let_wait(store: &Client, lock: &str, many: i64, deadline: &str) {
     let sql = format!(
         "WITH opened AS (INSERT INTO palisade.session (id, ttl_ms, deadline, label) SELECT 1000000 + i, 60000, {deadline}, 'x' \
@@ -21,7 +21,7 @@ async fn let_wait(store: &Client, lock: &str, many: i64, deadline: &str) {
     store.batch_execute(&sql).await.expect("they wait");
 }
 
-/// How many rows a call reads, by any index or none.
+/// Returns the number of rows that a call reads, by any index or none.
 async fn rows_read(store: &Client, call: &str) -> i64 {
     store.batch_execute(&format!("BEGIN; SELECT {call}")).await.expect("an answer");
     let sql = "SELECT sum(seq_tup_read + COALESCE(idx_tup_fetch, 0))::bigint FROM pg_stat_xact_user_tables \
@@ -31,7 +31,7 @@ async fn rows_read(store: &Client, call: &str) -> i64 {
     read
 }
 
-/// However many are dead: a call takes out a thousand at most, and so many calls are enough. `PALISADE_DEAD` is how many.
+/// A call removes at most a thousand dead waiters, and few calls are enough. `PALISADE_DEAD` sets their number.
 #[test]
 fn dead_waiters_are_passed_in_steps_of_bounded_work() {
     let fixture = Fixture::new();
@@ -50,9 +50,9 @@ fn dead_waiters_are_passed_in_steps_of_bounded_work() {
         let mut looks = 0;
         loop {
             let now = left().await;
-            // And the one that is granted.
+            // One more: the waiter that is granted.
             assert!(before - now <= 1001, "{} at once", before - now);
-            // That one is the last.
+            // Only the granted one is left.
             if now == 1 {
                 break;
             }
@@ -62,13 +62,13 @@ fn dead_waiters_are_passed_in_steps_of_bounded_work() {
             let sql = format!("SELECT palisade.look_up({bob}, '{{1}}')");
             let said: Vec<String> =
                 store.query(&sql, &[]).await.expect("an answer").iter().map(|row| row.get(0)).collect();
-            // It is told to look again at once, until it has the lock.
+            // The reply asks it to poll again at once, until it has the lock.
             let token: i64 = ask(&store, "SELECT token FROM palisade.lock").await;
             assert!(said == [format!("t {bob}")] || said == [format!("g {bob} 1 {token}")], "{said:?}");
         }
         assert_eq!(ask::<Option<i64>>(&store, "SELECT session FROM palisade.claim").await, Some(bob));
         assert_consistent(&store).await;
-        // Their sessions go in so many sweeps.
+        // Sweeps remove their sessions, 64 each.
         let mut sweeps = 0;
         while ask::<i32>(&store, "SELECT palisade.sweep()").await > 0 {
             sweeps += 1;
@@ -78,7 +78,7 @@ fn dead_waiters_are_passed_in_steps_of_bounded_work() {
     });
 }
 
-/// The same where a sweep comes first, and through the library: whoever lives has the lock in the end.
+/// With the library and a sweep in between, the live waiter gets the lock.
 #[test]
 fn a_client_behind_many_dead_waiters_gets_the_lock() {
     let fixture = Fixture::new();
@@ -101,9 +101,9 @@ fn a_client_behind_many_dead_waiters_gets_the_lock() {
     });
 }
 
-/// Ten thousand live waiters: a look at one of them reads as few rows as if it were alone.
+/// With ten thousand live waiters, a poll of one reads as few rows as if it were alone.
 #[test]
-fn a_look_does_not_depend_on_the_length_of_the_queue() {
+fn the_cost_of_a_poll_does_not_depend_on_the_length_of_the_queue() {
     let fixture = Fixture::new();
     check(async {
         let store = fixture.store().await;
@@ -119,7 +119,7 @@ fn a_look_does_not_depend_on_the_length_of_the_queue() {
             let read = rows_read(&store, &look(session)).await;
             assert!(read <= alone + 50, "{read} rows are read among 10,000, {alone} alone");
         }
-        // Neither does a hand-over, or joining it.
+        // Neither does the cost of a hand-over, or of joining the queue.
         let carol = open(&store).await;
         let read = rows_read(&store, &format!("palisade.take({carol}, 0, 1, 'lock', true, true)")).await;
         assert!(read <= 100, "{read} rows are read to join it");
@@ -129,7 +129,7 @@ fn a_look_does_not_depend_on_the_length_of_the_queue() {
     });
 }
 
-/// A thousand who share are granted in several steps; each step tells the next one to look.
+/// Many shared waiters are granted in several steps; each step notifies the next waiter.
 #[test]
 fn many_shared_waiters_are_granted_in_steps() {
     let fixture = Fixture::new();
@@ -154,7 +154,7 @@ fn many_shared_waiters_are_granted_in_steps() {
     });
 }
 
-/// Whatever is presented that is not the grant itself frees nothing and changes nothing.
+/// A release with anything but the session and token of the grant changes nothing.
 #[test]
 fn only_the_token_of_the_grant_frees_the_lock() {
     let fixture = Fixture::new();
@@ -220,10 +220,10 @@ fn only_the_token_of_the_grant_frees_the_lock() {
     });
 }
 
-/// A set that is granted while a force-release waits for the row of one of its locks: its other lock is freed for the next in
-/// line, too.
+/// A set that is granted while a force-release waits for the row of one of its locks: its other lock is freed for its
+/// next waiter, too.
 #[test]
-fn a_set_that_was_granted_meanwhile_is_taken_away_whole() {
+fn a_set_that_is_granted_during_a_force_release_is_ended_whole() {
     let fixture = Fixture::new();
     check(async {
         let (store, releasing) = (fixture.store().await, client(&fixture.url()).await);
@@ -256,9 +256,9 @@ fn a_set_that_was_granted_meanwhile_is_taken_away_whole() {
     });
 }
 
-/// What no client of ours sends, but any role that may lock can.
+/// The library sends none of these, but any role with the right to lock can.
 #[test]
-fn a_request_that_makes_no_sense_is_refused() {
+fn an_invalid_request_is_refused() {
     let fixture = Fixture::new();
     check(async {
         let store = fixture.store().await;
@@ -302,7 +302,7 @@ fn a_request_that_makes_no_sense_is_refused() {
     });
 }
 
-/// A lock that this build cannot read, as one with a name that it refuses, does not hide the others.
+/// For example a lock with a name that the library refuses.
 #[test]
 fn a_lock_that_cannot_be_read_does_not_hide_the_others() {
     let fixture = Fixture::new();

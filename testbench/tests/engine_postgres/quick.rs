@@ -1,5 +1,5 @@
-//! The usual way to take a lock and to give it back, which is one statement with as little around it as can be: what it
-//! must not leave out.
+//! The fast path: one statement for an acquire and one for a release of a free lock, and the checks that it must not leave
+//! out.
 
 use palisade::engine::Watched;
 use palisade_core::{Ending, Event};
@@ -7,7 +7,7 @@ use palisade_core::{Ending, Event};
 use crate::fixture::{Fixture, LONG_TTL, check, client, take, until};
 use crate::tables::open;
 
-/// Whatever is granted meanwhile would be found by nobody.
+/// No call would ever end a grant that is made between the two.
 #[test]
 fn a_session_ends_before_a_request_of_it_or_after_it() {
     let fixture = Fixture::new();
@@ -33,8 +33,8 @@ fn a_session_ends_before_a_request_of_it_or_after_it() {
             })
             .await;
             ending.batch_execute("COMMIT").await.expect("it has ended");
-            let said: String = asking.await.expect("no panic").get(0);
-            assert!(said.contains("NoSuchSession"), "{lock}: {said}");
+            let reply: String = asking.await.expect("no panic").get(0);
+            assert!(reply.contains("NoSuchSession"), "{lock}: {reply}");
         }
     });
 }
@@ -65,7 +65,7 @@ fn a_watch_begins_when_what_was_under_way_is_done() {
     });
 }
 
-/// What has no search path of its own, because that takes long, calls nothing that a caller's path can bring in.
+/// The fast path sets no search path, because that is slow. It must call nothing that a caller's search path can replace.
 #[test]
 fn a_callers_search_path_does_not_say_what_is_called() {
     let fixture = Fixture::new();
@@ -76,7 +76,7 @@ fn a_callers_search_path_does_not_say_what_is_called() {
         let rows = store.query(without, &[]).await.expect("an answer");
         let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
         assert_eq!(names, ["give_back", "take"]);
-        // Every operator that these types have, and every function that is called, as somebody else's that fails.
+        // Replaces every operator of these types, and every called function, by one that fails.
         let evil = "CREATE SCHEMA evil; DO $$ DECLARE o record; BEGIN \
              FOR o IN SELECT x.oprname AS name, md5(x.oprname) AS f, x.oprleft::regtype AS l, x.oprright::regtype AS r, \
                  x.oprresult::regtype AS result FROM pg_operator x WHERE x.oprright <> 0 AND x.oprresult <> 0 \
@@ -117,13 +117,13 @@ fn a_callers_search_path_does_not_say_what_is_called() {
     });
 }
 
-/// However a session came to a lock, that is found when it ends, when its client comes back, and when it asks.
+/// A grant is found when its session ends, when its client reconnects, and when it polls, on whatever path it was made.
 #[test]
-fn what_a_session_holds_is_found_however_it_was_granted() {
+fn every_grant_of_a_session_is_found_however_it_was_granted() {
     let fixture = Fixture::new();
     check(async {
         let store = fixture.store().await;
-        for way in ["new", "there", "there, with a value", "handed over", "taken away", "left by one who ended"] {
+        for way in ["new", "there", "there, with a value", "handed over", "taken away", "left by an ended session"] {
             let (alice, bob, carol) = (open(&store).await, open(&store).await, open(&store).await);
             let give_back =
                 "SELECT palisade.give_back(%A, l.name, l.token) FROM palisade.lock l WHERE l.name = %NAME";
@@ -147,7 +147,7 @@ fn what_a_session_holds_is_found_however_it_was_granted() {
             match way {
                 "handed over" => ask(give_back).await,
                 "taken away" => ask("SELECT palisade.force(%NAME, NULL, 'me', 'me')::text").await,
-                "left by one who ended" => ask("SELECT palisade.close(%A)::text").await,
+                "left by an ended session" => ask("SELECT palisade.close(%A)::text").await,
                 _ => String::new(),
             };
             let found = [
@@ -159,8 +159,8 @@ fn what_a_session_holds_is_found_however_it_was_granted() {
                 ("SELECT x FROM palisade.look_up(%B, '{2}') x", format!("g {bob} 2 ")),
             ];
             for (sql, is) in found {
-                let said = ask(sql).await;
-                assert!(said.starts_with(&is), "{way}: {sql}: {said}");
+                let reply = ask(sql).await;
+                assert!(reply.starts_with(&is), "{way}: {sql}: {reply}");
             }
             assert_eq!(ask("SELECT palisade.take(%C, 0, 3, %NAME, true, true)").await, "queued", "{way}");
             ask("SELECT palisade.close(%B)::text").await;
@@ -170,7 +170,7 @@ fn what_a_session_holds_is_found_however_it_was_granted() {
     });
 }
 
-/// Also of a lock that the same client had before, when nobody watched.
+/// Also of a lock that the same client had before there was a watcher.
 #[test]
 fn a_watcher_sees_fast_path_grants() {
     let fixture = Fixture::new();
@@ -193,7 +193,7 @@ fn a_watcher_sees_fast_path_grants() {
     });
 }
 
-/// At a lock whose row is there and which nobody uses.
+/// At a lock whose row exists, without holder and waiter.
 #[test]
 fn a_request_that_may_not_be_granted_is_not() {
     let fixture = Fixture::new();
@@ -215,8 +215,8 @@ fn a_request_that_may_not_be_granted_is_not() {
                 .await
                 .expect("it is");
             let sql = format!("SELECT palisade.take({session}, 0, 7, 'lock', true, true)");
-            let said: String = store.query_one(&sql, &[]).await.expect("an answer").get(0);
-            assert!(said == is || (said.starts_with('{') && said.contains(is)), "{set}: {said}");
+            let reply: String = store.query_one(&sql, &[]).await.expect("an answer").get(0);
+            assert!(reply == is || (reply.starts_with('{') && reply.contains(is)), "{set}: {reply}");
         }
     });
 }
@@ -228,10 +228,10 @@ fn a_repeated_request_waits_once() {
     check(async {
         let store = fixture.store().await;
         let (alice, bob) = (open(&store).await, open(&store).await);
-        for (session, said) in [(alice, None), (bob, Some("queued")), (bob, Some("queued"))] {
+        for (session, reply) in [(alice, None), (bob, Some("queued")), (bob, Some("queued"))] {
             let sql = format!("SELECT palisade.take({session}, 0, 1, 'lock', true, true)");
             let row = store.query_one(&sql, &[]).await.expect("an answer");
-            assert!(said.is_none_or(|said| row.get::<_, &str>(0) == said));
+            assert!(reply.is_none_or(|reply| row.get::<_, &str>(0) == reply));
         }
         let places = "SELECT l.waiting::bigint, count(*) FROM palisade.lock l, palisade.claim c WHERE c.waits GROUP BY l.waiting";
         let row = store.query_one(places, &[]).await.expect("an answer");
@@ -239,9 +239,9 @@ fn a_repeated_request_waits_once() {
     });
 }
 
-/// A value, a delay and a history are gone with the one who had them.
+/// A value, a lock-delay and a history end with their holder.
 #[test]
-fn nothing_is_left_of_the_one_before() {
+fn a_new_holder_finds_nothing_of_the_one_before() {
     let fixture = Fixture::new();
     check(async {
         let store = fixture.store().await;

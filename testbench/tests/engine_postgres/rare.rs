@@ -1,4 +1,4 @@
-//! The model once more, with what is rare in production after every step: clean-up, the sweep, names that are used once,
+//! The model once more, with rare events after every step: clean-up, the sweep, names that are used once,
 //! abandoned sessions, jumps of the clock, crashes of the server, and callers in every kind of transaction.
 
 use std::cell::RefCell;
@@ -26,7 +26,7 @@ fn the_database_does_what_the_rules_do_in_every_kind_of_transaction() {
     });
 }
 
-/// A clock that is a day ahead ends whatever somebody looks at meanwhile. When it is back, nothing of that comes back.
+/// A clock that is a day ahead ends every session that a call finds expired. When the clock is back, they stay ended.
 #[test]
 fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
     let fixture = Fixture::new();
@@ -61,11 +61,11 @@ async fn jump_ahead(pair: &mut Pair<'_>) {
         let row = pair.store.client().query_one("SELECT palisade.keep_alive($1)", &[&id]).await.expect("an answer");
         assert!(!row.get::<_, bool>(0), "a session that has ended came back with the clock");
     }
-    // The others go on.
+    // Other sessions go on.
     pair.open().await;
 }
 
-/// Killed as by a power cut between two calls, and started again: what was answered holds.
+/// The server is killed between two calls and restarted: all acknowledged changes remain.
 #[test]
 fn the_database_does_what_the_rules_do_over_crashes() {
     let folder = tempfile::tempdir().expect("a folder");

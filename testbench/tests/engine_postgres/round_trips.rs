@@ -1,4 +1,4 @@
-//! How often a call goes to the server and back.
+//! Round trips of a call.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::fixture::{Fixture, LONG_TTL, check, take};
 
-/// Passes everything on, and counts how often the client speaks after it was answered.
+/// A relay that counts how often the client sends after a reply.
 #[derive(Default)]
 struct Turns {
     is_clients: AtomicBool,
@@ -60,7 +60,7 @@ fn an_acquire_is_one_round_trip_and_so_is_a_release() {
         let server = fixture.url().split(['@', '/']).nth(3).expect("an address").parse().expect("an address");
         let relay = turns.clone().relay(server).await;
         let alice = palisade::Options::new().ttl(LONG_TTL).connect(&fixture.url_at(relay)).await.expect("a client");
-        // What has to be done now and then may come in between, so the fewest count.
+        // Background work of the client may come in between, so the minimum is taken.
         let (mut to_acquire, mut to_release) = (u64::MAX, u64::MAX);
         for round in 0..20 {
             let before = turns.turns.load(Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! The end of a session: one decision, durable, for everything that it has, whatever the clock and other rows do.
+//! The end of a session is one durable decision for all its grants and waits, whatever the clock and other rows do.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ async fn sweep(store: &Client) {
     until("nothing is left to sweep", async || ask::<i32>(store, "SELECT palisade.sweep()").await == 0).await;
 }
 
-/// Nothing in the tables contradicts anything else there.
+/// Asserts that the tables are consistent.
 pub(crate) async fn assert_consistent(store: &Client) {
     let wrong = store.query("SELECT palisade.check()", &[]).await.expect("an answer");
     let wrong: Vec<String> = wrong.iter().map(|row| row.get(0)).collect();
@@ -83,7 +83,7 @@ fn a_waiter_is_not_dropped_while_its_session_lives_on() {
             if lives(&store, bob).await {
                 assert!(waits, "{meanwhile}: it lives, and its wait is gone");
             } else {
-                // What has ended stays so, and leaves nothing behind.
+                // An ended session stays ended, and leaves no rows.
                 sweep(&store).await;
                 let left = format!("SELECT count(*) FROM palisade.claim WHERE session = {bob}");
                 assert_eq!(ask::<i64>(&store, &left).await, 0, "{meanwhile}");
@@ -98,9 +98,9 @@ fn a_waiter_is_not_dropped_while_its_session_lives_on() {
     });
 }
 
-/// Whatever call says so first: what was said to have ended stays so when the clock goes back.
+/// Whichever call reports the end first: the session stays ended when the clock goes back.
 #[test]
-fn a_session_that_was_said_to_have_ended_does_not_come_back() {
+fn a_session_that_was_reported_ended_stays_ended() {
     let fixture = Fixture::new();
     check(async {
         let store = fixture.store().await;
@@ -116,9 +116,9 @@ fn a_session_that_was_said_to_have_ended_does_not_come_back() {
         ] {
             let session = open(&store).await;
             store.batch_execute(&clock("2 hours")).await.expect("it jumps");
-            let said: String = ask(&store, &call.replace("%S", &session.to_string())).await;
-            let has_ended = said == "false" || said == "0" || said == "lost" || said.contains("NoSuchSession");
-            assert!(has_ended || said == format!("s {session} expired"), "{call}: {said}");
+            let reply: String = ask(&store, &call.replace("%S", &session.to_string())).await;
+            let has_ended = reply == "false" || reply == "0" || reply == "lost" || reply.contains("NoSuchSession");
+            assert!(has_ended || reply == format!("s {session} expired"), "{call}: {reply}");
             store.batch_execute(&clock("0")).await.expect("it is back");
             assert!(!lives(&store, session).await, "{call}");
             assert!(request(&store, session, "other").await.contains("NoSuchSession"), "{call}");
@@ -126,7 +126,7 @@ fn a_session_that_was_said_to_have_ended_does_not_come_back() {
     });
 }
 
-/// A keep-alive that was in time and commits late: its session was never dead to anybody.
+/// A keep-alive that was in time and commits late: no call may take its session for dead.
 #[test]
 fn a_keep_alive_that_commits_late_keeps_the_place_in_the_queue() {
     let fixture = Fixture::new();
@@ -138,7 +138,7 @@ fn a_keep_alive_that_commits_late_keeps_the_place_in_the_queue() {
         store.batch_execute(&clock("30 minutes")).await.expect("later");
         assert!(lives(&store, alice).await);
         renewing.batch_execute(&format!("BEGIN; SELECT palisade.keep_alive({bob})")).await.expect("in time");
-        // An hour after it was opened, to everybody who does not see the keep-alive.
+        // An hour after the opening, for every transaction that does not see the keep-alive.
         store.batch_execute(&clock("70 minutes")).await.expect("later");
         let carol = open(&store).await;
         assert_eq!(request(&store, carol, "lock").await, "queued");
@@ -152,7 +152,7 @@ fn a_keep_alive_that_commits_late_keeps_the_place_in_the_queue() {
     });
 }
 
-/// Though nothing was swept before: the queue itself must see it.
+/// Without a sweep before: the call that grants must notice it.
 #[test]
 fn a_dead_waiter_is_never_granted() {
     let fixture = Fixture::new();
@@ -182,7 +182,7 @@ fn a_dead_waiter_is_never_granted() {
     });
 }
 
-/// A role that may lock must not be able to stop others: what it could put into a row is checked when it comes.
+/// A role that may lock must not be able to stop others, so its arguments are checked before they are stored.
 #[test]
 fn a_channel_that_cannot_be_notified_is_refused() {
     let fixture = Fixture::new();
@@ -194,14 +194,14 @@ fn a_channel_that_cannot_be_notified_is_refused() {
             let watch = format!("SELECT palisade.watch('{channel}', '', 1000)");
             assert_eq!(refused(&store, &watch).await, "23514");
         }
-        // Neither is a watch that never ends, after which nobody takes the fast path.
+        // A watch without an end is refused too: it would end the fast path for all clients.
         store.batch_execute("SELECT palisade.watch('a', '', 9223372036854775)").await.expect("it is shortened");
         let sql = "SELECT watched_until < palisade.now() + interval '2 minutes' FROM palisade.state";
         assert!(ask::<bool>(&store, sql).await);
     });
 }
 
-/// With `synchronous_commit = off`, and a server that writes its log seldom: what is lost is not what was acknowledged.
+/// With `synchronous_commit = off` and a server that seldom flushes its log: no acknowledged keep-alive is lost.
 #[test]
 fn an_acknowledged_keep_alive_survives_a_crash() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -239,7 +239,7 @@ fn an_acknowledged_keep_alive_survives_a_crash() {
     });
 }
 
-/// The sweep waits for nothing and leaves out what is locked, so it can be in nobody's way and nobody in its.
+/// The sweep never waits: it skips locked rows, and so cannot deadlock.
 #[test]
 fn the_sweep_skips_locked_rows() {
     let fixture = Fixture::new();
@@ -253,7 +253,7 @@ fn the_sweep_skips_locked_rows() {
         store.batch_execute("SET lock_timeout = '10s'").await.expect("a bound");
         sweep(&store).await;
         assert_eq!((holder(&store, "busy").await, holder(&store, "free").await), (Some(alice), None));
-        // It was decided, though not everything is removed yet.
+        // The end is decided, though not all rows are removed yet.
         assert!(!lives(&store, alice).await);
         assert_consistent(&store).await;
         busy.batch_execute("COMMIT").await.expect("done");
@@ -263,16 +263,16 @@ fn the_sweep_skips_locked_rows() {
     });
 }
 
-/// Sessions of programs that have crashed go when that is asked for, where no client of the library sweeps.
+/// Without clients of the library, a call removes the sessions of crashed programs.
 #[test]
-fn sessions_go_when_that_is_asked_for_where_only_sql_is_used() {
+fn sql_alone_can_sweep_abandoned_sessions() {
     let fixture = Fixture::new();
     check(async {
         let store = fixture.store().await;
         for number in 0..100 {
             let row = store.query_opt(&format!("SELECT token FROM palisade.acquire('lock/{number}')"), &[]).await;
             assert!(row.expect("an answer").is_some());
-            // Its program is gone.
+            // Its program has crashed.
             store
                 .batch_execute("UPDATE palisade.session SET deadline = palisade.now()")
                 .await
@@ -280,7 +280,7 @@ fn sessions_go_when_that_is_asked_for_where_only_sql_is_used() {
         }
         store.batch_execute("CALL palisade.tidy()").await.expect("it is tidied up");
         assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.session").await, 0);
-        // One that has more than is ended at once is no obstacle.
+        // A session with more locks than one step ends does not stop the sweep.
         let many = open(&store).await;
         for number in 1..20 {
             let sql = format!("SELECT palisade.take({many}, 0, {number}, 'many/{number}', true, true)");
@@ -293,7 +293,7 @@ fn sessions_go_when_that_is_asked_for_where_only_sql_is_used() {
         }
         store.batch_execute("UPDATE palisade.session SET deadline = palisade.now()").await.expect("they are overdue");
         assert_consistent(&store).await;
-        // And everything else goes when that is asked for.
+        // The other sessions are removed by a call too.
         store.batch_execute("CALL palisade.tidy()").await.expect("it is tidied up");
         assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.session").await, 0);
         let sql = "SELECT setval('palisade.tokens', 10000); CALL palisade.tidy()";
@@ -304,7 +304,7 @@ fn sessions_go_when_that_is_asked_for_where_only_sql_is_used() {
     });
 }
 
-/// One with many locks is ended in several steps, and the library takes them all.
+/// A session with many locks ends in several steps, and the library makes all of them.
 #[test]
 fn a_session_with_many_locks_is_closed_whole() {
     let fixture = Fixture::new();
@@ -369,13 +369,13 @@ fn each_connection_attaches_its_session_with_a_higher_epoch() {
             let epoch: i32 = row.get(0);
             assert!(epoch > last, "{epoch} after {last}");
             last = epoch;
-            fixture.cut_lines().await;
+            fixture.cut_connections().await;
         }
         assert!(held.token().is_ok());
     });
 }
 
-/// A holder that expired has its row until a sweep. It must not stand in the way of an operator.
+/// A holder that expired has its row until a sweep. It must not block an operator.
 #[test]
 fn tokens_are_raised_over_a_holder_that_has_expired_and_named_for_one_that_has_not() {
     let fixture = Fixture::new();
@@ -412,8 +412,8 @@ fn a_wait_whose_call_was_cancelled_leaves_the_queue_soon() {
         assert!(left <= 10.0, "the wait lives for another {left} s");
         // A wait that is granted has its whole TTL.
         let wait: i64 = ask(&store, "SELECT palisade.begin_wait('other', '600s')").await;
-        let said: String = ask(&store, &format!("SELECT said FROM palisade.wait_on({wait})")).await;
-        assert_eq!(said, "granted");
+        let reply: String = ask(&store, &format!("SELECT said FROM palisade.wait_on({wait})")).await;
+        assert_eq!(reply, "granted");
         let left = format!(
             "SELECT extract(epoch FROM deadline - palisade.now())::float8 FROM palisade.session WHERE id = {wait}"
         );

@@ -1,20 +1,20 @@
-//! What is asked of the rules and of a store, at random.
+//! Random steps for the state machine and a store.
 
 use palisade_core::Mode;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// How many locks there are.
+/// The number of locks.
 pub(crate) const LOCKS: usize = 4;
 
-/// One thing that somebody does.
+/// A step.
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
     Open,
     Close(usize),
     Expire(usize),
     Acquire {
-        who: usize,
+        client: usize,
         wants: Vec<(usize, Mode)>,
         waits: bool,
         may_queue: bool,
@@ -23,19 +23,19 @@ pub(crate) enum Step {
     },
     Repeat(usize),
     Cancel(usize),
-    /// Of a request that has not come, which then comes.
+    /// Cancels a request before it arrives; then it arrives.
     CancelFirst {
-        who: usize,
+        client: usize,
         lock: usize,
     },
     Release {
         grant: usize,
-        who: Option<usize>,
+        client: Option<usize>,
         lock: Option<usize>,
     },
     Publish {
         grant: usize,
-        who: Option<usize>,
+        client: Option<usize>,
     },
     Force {
         lock: usize,
@@ -60,16 +60,16 @@ fn mode() -> impl Strategy<Value = Mode> {
     ]
 }
 
-/// What is wanted. One lock is mostly a semaphore: where all are of every kind, most of what is asked is refused for that.
+/// A lock and a mode. One lock is mostly a semaphore: if every lock were of every kind, most requests would be refused.
 fn want() -> impl Strategy<Value = (usize, Mode)> {
     prop_oneof![4 => (0..LOCKS, mode()), 1 => (Just(LOCKS - 1), permits())]
 }
 
-/// Any of them, those that do most more often.
+/// Any step, the most effective ones more often.
 pub(crate) fn step() -> impl Strategy<Value = Step> {
     let acquire = (0..4_usize, vec(want(), 1..4), any::<[bool; 2]>(), 0..8_u8, 0..8_u8);
-    let acquire = acquire.prop_map(|(who, wants, [waits, may_queue], delay, value)| Step::Acquire {
-        who,
+    let acquire = acquire.prop_map(|(client, wants, [waits, may_queue], delay, value)| Step::Acquire {
+        client,
         wants,
         waits,
         may_queue,
@@ -83,11 +83,11 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
         16 => acquire,
         2 => (0..64_usize).prop_map(Step::Repeat),
         3 => (0..64_usize).prop_map(Step::Cancel),
-        1 => (0..4_usize, 0..LOCKS).prop_map(|(who, lock)| Step::CancelFirst { who, lock }),
+        1 => (0..4_usize, 0..LOCKS).prop_map(|(client, lock)| Step::CancelFirst { client, lock }),
         8 => (0..64_usize, proptest::option::weighted(0.1, 0..4_usize), proptest::option::weighted(0.1, 0..LOCKS))
-            .prop_map(|(grant, who, lock)| Step::Release { grant, who, lock }),
+            .prop_map(|(grant, client, lock)| Step::Release { grant, client, lock }),
         1 => (0..64_usize, proptest::option::weighted(0.1, 0..4_usize))
-            .prop_map(|(grant, who)| Step::Publish { grant, who }),
+            .prop_map(|(grant, client)| Step::Publish { grant, client }),
         2 => (0..LOCKS, proptest::option::of(0..64_usize)).prop_map(|(lock, only)| Step::Force { lock, only }),
         2 => (prop_oneof![0..LOCKS, Just(LOCKS - 1)], 0..5_u32).prop_map(|(lock, limit)| Step::Resize { lock, limit }),
         2 => (0..64_usize).prop_map(Step::EndDelay),

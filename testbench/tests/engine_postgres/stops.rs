@@ -1,4 +1,4 @@
-//! Processes that are stopped, and a server whose clock jumps.
+//! Stopped processes, and a server whose clock jumps.
 
 use palisade_testbench::bounded::block_until;
 use palisade_testbench::wall_clock::WallClock;
@@ -15,7 +15,7 @@ fn worker(url: &str, ttl_ms: u64) -> Worker {
     worker
 }
 
-/// Fault 1, as far as the lock goes; the rest is the fence's.
+/// Fault 1, at the lock; the fence has its own test.
 #[test]
 fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
     let fixture = Fixture::new();
@@ -28,7 +28,7 @@ fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
     old.go_on();
     assert_eq!(old.ask("token"), "lost");
     assert_eq!(old.ask("release"), "lost");
-    // Fault 9: its late release frees nobody.
+    // Fault 9: its late release does not free the newer grant.
     assert_eq!(worker(&fixture.url(), TTL_MS).ask("try orders"), "busy");
     assert_eq!(new.ask("token"), format!("token {after}"));
 }
@@ -75,8 +75,7 @@ fn a_clients_wall_clock_that_jumps_changes_nothing() {
     }
 }
 
-/// Fault 17 at the server: sessions end early or late, and nothing else happens. A client that is told it holds a lock holds it
-/// alone as long as the store says so, and tokens rise.
+/// Fault 17 at the server: sessions end early or late. There is still one holder at a time, and tokens rise.
 #[test]
 fn a_servers_wall_clock_that_jumps_ends_sessions_and_harms_no_grant() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -86,7 +85,7 @@ fn a_servers_wall_clock_that_jumps_ends_sessions_and_harms_no_grant() {
     let fixture = Fixture::at(server.address, "jumping");
     let mut one = worker(&fixture.url(), 20_000);
     let first = one.acquire("orders");
-    // An hour on: to the store the session is long dead, so the lock is another's at once.
+    // An hour later the store finds the session expired, so another client gets the lock at once.
     clock.jump("+1h");
     let mut two = worker(&fixture.url(), 20_000);
     let second = two.acquire("orders");
@@ -94,7 +93,7 @@ fn a_servers_wall_clock_that_jumps_ends_sessions_and_harms_no_grant() {
     let said = one.ask("release");
     assert_eq!(said, "lost", "it was another's");
     assert_eq!(two.ask("token"), format!("token {second}"));
-    // Back again: whoever was found dead does not come alive.
+    // Back again: an expired session stays ended.
     clock.jump("+0");
     let third = worker(&fixture.url(), 20_000).ask("try orders");
     assert_eq!(third, "busy");

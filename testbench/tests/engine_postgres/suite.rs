@@ -131,7 +131,7 @@ palisade_testbench::conformance!(direct, AtPostgres::new());
 palisade_testbench::conformance!(through_a_pooler, ThroughPooler::new());
 
 #[test]
-fn a_pooler_is_noticed_and_a_proxy_is_none() {
+fn a_pooler_is_noticed_and_a_proxy_is_not_taken_for_one() {
     let (pooler, fixture) = (ThroughPooler::new(), Fixture::new());
     check(async {
         let polled = pooler.connect(Options::new()).await.expect("a client");

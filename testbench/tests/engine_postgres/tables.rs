@@ -18,7 +18,7 @@ async fn rows(store: &Client) -> i64 {
     row.get(0)
 }
 
-/// A million names used once leave a few thousand rows at most, as clients sweep. `PALISADE_NAMES` is how many; fewer in CI.
+/// A million names used once leave a few thousand rows at most, as clients sweep. `PALISADE_NAMES` sets the number.
 #[test]
 #[expect(clippy::print_stdout, reason = "how many are left is shown with --nocapture")]
 fn names_that_are_used_once_leave_few_rows() {
@@ -27,7 +27,7 @@ fn names_that_are_used_once_leave_few_rows() {
     check_many(names, Duration::from_millis(20), async {
         let store = fixture.store().await;
         let session = open(&store).await;
-        // One that does nothing but to be there.
+        // This client only sweeps.
         let _sweeps = fixture.client(LONG_TTL).await;
         let sql = "DO $$ DECLARE t bigint; BEGIN FOR i IN %FROM% .. %TO% LOOP \
              t := palisade.take(%SESSION%, 0, i, 'once/' || i, false, true); \
@@ -49,7 +49,7 @@ fn names_that_are_used_once_leave_few_rows() {
     });
 }
 
-/// Trap: a lock whose row was cleaned away must not begin again. The floor carries its token on.
+/// Trap: a lock whose row was cleaned away must not count from 1 again. The floor carries its token on.
 #[test]
 fn tokens_rise_over_the_removal_of_a_row() {
     let fixture = Fixture::new();
@@ -120,7 +120,7 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
             .await
             .expect("it is removed");
             let taking = tokio::spawn(take(client(&fixture.url()).await, 1));
-            // It waits for whoever removes the row.
+            // It waits for the transaction that removes the row.
             let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
             let is_waiting = async || one.query_one(waits, &[]).await.expect("an answer").get::<_, i64>(0) > 0;
             until("the take waits for the row", is_waiting).await;
@@ -132,7 +132,7 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
     });
 }
 
-/// Many who come at once install it once.
+/// Concurrent first clients install the schema once.
 #[test]
 fn the_first_client_installs_the_schema() {
     let fixture = Fixture::new();
@@ -224,7 +224,7 @@ fn transactions_that_do_not_see_what_others_do_are_refused() {
     });
 }
 
-/// A grant is on the disk before anybody is told, also where the database is set to be careless.
+/// A grant is durable before its reply, also with `synchronous_commit = off`.
 #[test]
 fn a_grant_is_durable_whatever_the_database_is_set_to() {
     let fixture = Fixture::new();

@@ -8,19 +8,19 @@ use palisade::engine::redis::{Config, Redis};
 use palisade::engine::{Failure, Guarantees, Level};
 use palisade::{Error, Options, Palisade};
 use palisade_testbench::conformance::Subject;
-use palisade_testbench::faulty_engine::{FaultyEngine, Stage};
+use palisade_testbench::faulty_engine::{EngineFaults, FaultyEngine};
 use palisade_testbench::servers::{self, Shared};
 use tempfile::TempDir;
 
 static SERVER: Shared<servers::Redis> = Shared::new(|folder| servers::Redis::start(folder, "no"));
 
-/// A namespace that nothing else uses.
+/// Returns a namespace that no other test uses.
 fn fresh_namespace() -> String {
     static LAST: AtomicU64 = AtomicU64::new(0);
     format!("test-{}", LAST.fetch_add(1, Ordering::Relaxed))
 }
 
-/// As if it could not lose its data.
+/// Declares guarantees as if Redis could not lose its data.
 fn sound(guarantees: Guarantees) -> Guarantees {
     Guarantees { level: Level::Fenced, ..guarantees }
 }
@@ -55,7 +55,7 @@ impl Subject for OnRedis {
     }
 }
 
-/// The same as if it could not lose its data, so that the promises about tokens are checked too.
+/// Redis declared as if it could not lose its data, so that the promises about tokens are checked too.
 #[derive(Clone)]
 struct OnSoundRedis(OnRedis);
 
@@ -69,7 +69,7 @@ impl Subject for OnSoundRedis {
     type Engine = FaultyEngine<Redis>;
 
     async fn engine(&self) -> Result<FaultyEngine<Redis>, Failure> {
-        Ok(Stage::declaring(sound).put(self.0.engine().await?))
+        Ok(EngineFaults::declaring(sound).wrap(self.0.engine().await?))
     }
 
     async fn connect(&self, options: Options) -> Result<Palisade, Error> {
@@ -102,7 +102,7 @@ impl Subject for OnCluster {
     type Engine = FaultyEngine<Redis>;
 
     async fn engine(&self) -> Result<FaultyEngine<Redis>, Failure> {
-        Ok(Stage::declaring(sound).put(Redis::connect(Config::parse(&self.place())?).await?))
+        Ok(EngineFaults::declaring(sound).wrap(Redis::connect(Config::parse(&self.place())?).await?))
     }
 
     async fn connect(&self, options: Options) -> Result<Palisade, Error> {

@@ -1,4 +1,4 @@
-//! What it costs: round trips, and what is left behind.
+//! Costs: round trips, and data that remain.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::fixture::{
 
 const KEY: &str = "palisade:{palisade}:locks";
 
-/// How often the rules were called so far.
+/// Returns the number of calls of the engine's functions so far.
 fn calls(redis: &Redis) -> u64 {
     let info = redis.cli(&["INFO", "commandstats"]);
     let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_fcall:calls=")?.split(',').next());
@@ -41,15 +41,15 @@ fn an_acquire_is_one_call_a_release_is_another_and_a_hand_over_needs_no_more() {
         let waiting = taking(&bob, "hot");
         until("bob is in the queue", async || calls(&fixture.redis) - before >= 22).await;
         held.release().await.expect("it is held");
-        // What is pushed is the grant itself.
+        // The push contains the grant itself.
         taken(waiting).await.release().await.expect("it is held");
         assert_eq!(calls(&fixture.redis) - before, 24);
     });
 }
 
-/// Each is answered for itself.
+/// Each request gets its own reply.
 #[test]
-fn what_is_asked_at_the_same_moment_goes_in_one_call() {
+fn concurrent_requests_share_one_call() {
     async fn ask(fixture: Fixture) {
         let place = Config::parse(&format!("//{}", fixture.redis.address)).expect("a place");
         let engine = palisade::engine::redis::Redis::connect(place).await.expect("it is there");
@@ -78,7 +78,7 @@ fn what_is_asked_at_the_same_moment_goes_in_one_call() {
         assert!(matches!(tried[1], Ok(Acquired::Busy)) && matches!(tried[2], Ok(Acquired::Busy)), "{tried:?}");
         assert_eq!(calls(&fixture.redis) - before, 2);
 
-        // One waits, and is granted what is given back in the same call, or comes after it.
+        // One request waits. It is granted by the release in the same call, or comes after it.
         let waiting = acquire(105, "lock/1", Patience::Wait);
         let release = |(number, token): (usize, &Token)| {
             let lock = LockName::new(&format!("lock/{}", number + 1)).expect("a name");
@@ -92,7 +92,7 @@ fn what_is_asked_at_the_same_moment_goes_in_one_call() {
     check(async { LocalSet::new().run_until(ask(Fixture::new())).await });
 }
 
-/// `PALISADE_NAMES=1000000` for as many.
+/// `PALISADE_NAMES` sets the number of names.
 #[test]
 #[expect(clippy::print_stdout, reason = "how many are left is shown with --nocapture")]
 fn names_that_are_used_once_leave_nothing_behind() {
@@ -112,7 +112,7 @@ fn names_that_are_used_once_leave_nothing_behind() {
         for task in (0..TASKS).map(use_some).collect::<Vec<_>>() {
             task.await.expect("it does not panic");
         }
-        // The namespace, its last token, what it is about, a session, and perhaps what became of its last requests.
+        // The namespace, its last token, its format, a session, and perhaps the outcomes of its last requests.
         let left = fields(&fixture.redis);
         println!("{names} names that were used once leave {left} fields");
         assert!(left <= 4 + TASKS, "{left} fields are left");
@@ -134,7 +134,7 @@ fn abandoned_sessions_are_swept_by_other_clients() {
             drop(held);
         }
         let other = fixture.client(LONG_TTL).await;
-        // Time itself is the matter: the last one's is over.
+        // The passing of time is what is tested: the TTL of the last session is over.
         tokio::time::sleep(TTL + Duration::from_millis(50)).await;
         for _ in 0..3 {
             other.inspect("anything").await.expect("an answer");
@@ -143,9 +143,9 @@ fn abandoned_sessions_are_swept_by_other_clients() {
     });
 }
 
-/// Not even of a lock that nobody asks for again.
+/// Even if no client asks for the lock again.
 #[test]
-fn what_a_killed_process_held_is_cleaned_away_by_others() {
+fn other_clients_remove_the_locks_of_a_killed_process() {
     check(async {
         let fixture = Fixture::new();
         let mut worker = start_worker(&fixture.redis.url(), Duration::from_millis(600));

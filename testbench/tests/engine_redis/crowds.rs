@@ -1,4 +1,5 @@
-//! Many sessions, waiters and names: a call blocks all of Redis, so each does little, and all together do no more than is there.
+//! Many sessions, waiters and names: a call blocks all of Redis, so each call does bounded work,
+//! and the work of all calls is linear.
 
 use palisade::engine::redis::{Config, check as check_stored};
 use palisade_testbench::servers::Redis;
@@ -7,24 +8,24 @@ use crate::fixture::{Fixture, LONG_TTL, check, take, taken, taking, token, until
 
 const KEY: &str = "palisade:{palisade}:locks";
 const CROWD: usize = 20_000;
-/// What one call may do: some steps for each of the claims that it ends, 500 at most, and for the sweep.
+/// The most commands of one call: a few for each claim that it ends, at most 500, and for the sweep.
 const STEPS: u64 = 25 * 600;
 
-/// How many commands were carried out, in scripts and out of them.
+/// Returns the number of commands so far, inside scripts and outside.
 fn steps(redis: &Redis) -> u64 {
     let info = redis.cli(&["INFO", "stats"]);
     let found = info.lines().find_map(|line| line.strip_prefix("total_commands_processed:")?.trim().parse().ok());
     found.expect("it counts them")
 }
 
-/// Asserts that what is stored agrees with itself.
+/// Asserts that the stored data are consistent.
 async fn assert_sound(redis: &Redis) {
     let wrong = check_stored(&Config::parse(&format!("//{}", redis.address)).expect("a place")).await;
     assert_eq!(wrong.expect("it can be checked"), Vec::<String>::new());
 }
 
-/// Makes many sessions, each of which waits for `lock` in front of the last waiter there is, and is dead. By copying what one
-/// client has written, as that many clients would take long.
+/// Creates many dead sessions that wait for `lock` in front of its last waiter. Copies the data of one client, since that many
+/// clients would take long.
 fn die_waiting(redis: &Redis, lock: &str, crowd: usize) {
     let script = "local key, lock, crowd = KEYS[1], ARGV[1], tonumber(ARGV[2]) \
         local l = cmsgpack.unpack(redis.call('HGET', key, 'l' .. lock)) \
@@ -118,7 +119,7 @@ fn many_names_used_once_by_many_sessions_leave_nothing() {
     });
 }
 
-/// A lock whose name the library refuses, however it came there.
+/// The name is one that the library refuses.
 #[test]
 fn a_lock_that_cannot_be_named_does_not_hide_the_others() {
     check(async {

@@ -1,4 +1,4 @@
-//! Replicas, Sentinels, and what a failover takes back (fault 31).
+//! Replicas, Sentinels, and writes that a failover loses (fault 31).
 
 use palisade::engine::redis::{Config, survey};
 use palisade::{Loss, Palisade};
@@ -83,7 +83,7 @@ fn a_failover_to_a_replica_that_has_everything_loses_nothing() {
         let before = token(&held);
         let waiting = taking(&bob, "lock");
         until_queued(&alice, "lock", 1).await;
-        // Whatever was done before is on the replica now.
+        // All earlier writes are on the replica now.
         assert_eq!(ask(&fixture.primary, &["WAIT", "1", "10000"]), "1");
         until("the replica has everything", async || {
             offset(&fixture.primary, "master_repl_offset") == offset(&fixture.replica, "slave_repl_offset")
@@ -102,7 +102,7 @@ fn offset(redis: &Redis, which: &str) -> Option<String> {
     info.lines().find_map(|line| Some(line.strip_prefix(which)?.trim_start_matches(':').trim().to_owned()))
 }
 
-/// Declared: what was not replicated is lost. Noticed: whoever has seen a higher token says so by name.
+/// Writes that were not replicated are lost, as declared. A client that has seen a higher token notices it and names the loss.
 #[test]
 fn a_replica_that_is_promoted_before_it_had_caught_up_is_noticed_and_named() {
     check(async {
@@ -110,7 +110,7 @@ fn a_replica_that_is_promoted_before_it_had_caught_up_is_noticed_and_named() {
         let alice = fixture.client().await;
         drop(take(&alice, "before").await);
         assert_eq!(ask(&fixture.primary, &["WAIT", "1", "10000"]), "1");
-        // From here on the replica gets nothing more.
+        // From here on the replica gets no more writes.
         ask(&fixture.replica, &["CONFIG", "SET", "masterauth", "wrong"]);
         ask(&fixture.primary, &["CLIENT", "KILL", "TYPE", "replica"]);
         let held = take(&alice, "lock").await;
@@ -135,7 +135,7 @@ fn a_grant_that_replicas_do_not_have_in_time_is_not_handed_out() {
         // A grant that was pushed is confirmed, too.
         drop(waiting.await.expect("it does not panic").expect("it is its turn"));
         fixture.replica.stop();
-        let error = alice.lock("lock").efficiency().try_acquire().await.expect_err("nobody has confirmed it");
+        let error = alice.lock("lock").efficiency().try_acquire().await.expect_err("no replica has confirmed it");
         assert!(error.to_string().contains("0 of 1 replicas") && error.is_retryable(), "{error}");
         assert_eq!(alice.inspect("lock").await.expect("an answer"), None, "it was not given back");
         fixture.replica.go_on();

@@ -1,4 +1,4 @@
-//! Holders, waiters and lines that fail.
+//! Holders, waiters and connections that fail.
 
 use std::pin::pin;
 use std::task::Poll;
@@ -24,7 +24,7 @@ use crate::fixture::{
 const BOTH_WAYS: [Towards; 2] = [Towards::Server, Towards::Client];
 const SHORT_TTL: Duration = Duration::from_millis(900);
 
-/// Fault 1: what a stopped holder writes when it wakes is refused, and no update is lost.
+/// Fault 1: a write of a stopped holder is refused when it wakes, and no update is lost.
 #[test]
 fn a_holder_that_is_stopped_for_longer_than_its_session_lives_loses_no_update() {
     const TIMES: usize = 12;
@@ -62,7 +62,7 @@ fn a_holder_that_is_stopped_for_longer_than_its_session_lives_loses_no_update() 
     assert_eq!(number.seal(beyond).expect("it is sealed"), Access::Done((TIMES * 2) as u64), "updates were lost");
 }
 
-/// Fault 4: a grant whose answer comes too late is not handed out.
+/// Fault 4: a grant whose reply comes too late is not handed out.
 #[test]
 fn an_answer_that_is_held_up_for_longer_than_the_session_lives_grants_nothing() {
     check(async {
@@ -70,7 +70,7 @@ fn an_answer_that_is_held_up_for_longer_than_the_session_lives_grants_nothing() 
         let (alice, bob) = (fixture.through_proxy(SHORT_TTL).await, fixture.client(LONG_TTL).await);
         fixture.proxy.hold(Towards::Client);
         let acquiring = taking(&alice, "lock");
-        // It is granted, and nobody says so.
+        // The lock is granted, and the reply is held back.
         until("the lock is granted", async || inspect(&bob, "lock").await.is_some()).await;
         fixture.proxy.black_hole();
         let error = acquiring.await.expect("it does not panic").expect_err("its session is over");
@@ -107,7 +107,7 @@ fn a_waiter_whose_session_dies_in_the_queue_is_told_and_never_granted() {
     });
 }
 
-/// Fault 5, in the very step that grants: nobody has looked at the clock before.
+/// Fault 5, in the very step that grants: no earlier call has noticed the expiry.
 #[test]
 fn an_expired_waiter_is_skipped_when_the_lock_is_freed() {
     check(async {
@@ -119,14 +119,14 @@ fn an_expired_waiter_is_skipped_when_the_lock_is_freed() {
         let next = taking(&bob, "lock");
         until_queued(&bob, "lock", 2).await;
         let lock = inspect(&bob, "lock").await.expect("it is held");
-        // As if her time were over: the record says so, and the clock beside it does not.
+        // As if alice's session had expired: its record says so, and the index of deadlines does not.
         let end = "local p = redis.call('HGET', KEYS[1], ARGV[1]) local s = cmsgpack.unpack(p:sub(46)) s[2] = 0 \
              redis.call('HSET', KEYS[1], ARGV[1], p:sub(1, 45) .. cmsgpack.pack(s))";
         let session = format!("s{}", lock.waiters[0].session);
         fixture.redis.cli(&["EVAL", end, "1", "palisade:{palisade}:locks", &session]);
         let before = token(&held).get();
         held.release().await.expect("it is held");
-        assert_eq!(token(&taken(next).await).get(), before + 1, "somebody else was granted it in between");
+        assert_eq!(token(&taken(next).await).get(), before + 1, "another client was granted it in between");
         let told = late.await.expect("it does not panic").expect_err("its session is over");
         assert!(told.loss().is_some(), "{told}");
     });
@@ -142,7 +142,7 @@ fn a_repeated_release_does_not_free_a_newer_grant() {
             let name = format!("lock/{round}");
             let old = take(&alice, &name).await;
             fixture.proxy.cut_after(Towards::Client, round % 3);
-            // What became of it is not known; it is tried again in the background.
+            // Its outcome is unknown; the release is retried in the background.
             drop(old.release().await);
             let new = take(&alice, &name).await;
             drop(old.release().await);
@@ -155,9 +155,9 @@ fn a_repeated_release_does_not_free_a_newer_grant() {
     });
 }
 
-/// Fault 10: the answer is lost, the grant is not; nobody may keep it.
+/// Fault 10: the reply is lost and the grant is made. The client must undo it.
 #[test]
-fn an_attempt_whose_line_is_cut_anywhere_leaves_nothing() {
+fn an_attempt_whose_connection_is_cut_anywhere_leaves_nothing() {
     check(async {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
@@ -165,7 +165,7 @@ fn an_attempt_whose_line_is_cut_anywhere_leaves_nothing() {
             let lock = alice.lock(&name).dangerous_accept_failover();
             let answer = match lock.try_acquire().await {
                 Ok(Some(guard)) => Some(token(&guard)),
-                Ok(None) => panic!("nobody else is there"),
+                Ok(None) => panic!("no other client is there"),
                 Err(error) => {
                     assert!(error.is_retryable(), "{error}");
                     None
@@ -190,7 +190,7 @@ fn an_attempt_whose_line_is_cut_anywhere_leaves_nothing() {
     });
 }
 
-/// Fault 11: sessions are kept alive all the time while locks come and go.
+/// Fault 11: keep-alives run while locks are acquired and released.
 #[test]
 fn a_release_that_races_a_keep_alive_leaves_nothing_held() {
     check(async {
@@ -199,7 +199,7 @@ fn a_release_that_races_a_keep_alive_leaves_nothing_held() {
         let kept = take(&alice, "kept").await;
         for round in 0..5 {
             let confirmed = kept.safe_until();
-            // As long as it takes until it is renewed, and then once more.
+            // Acquires and releases until the session is renewed.
             let renewed = kept.renewed(confirmed);
             let mut renewed = pin!(renewed);
             while renewed.as_mut().now_or_never().is_none() {
@@ -215,7 +215,7 @@ fn a_release_that_races_a_keep_alive_leaves_nothing_held() {
 
 /// Fault 12.
 #[test]
-fn a_line_that_is_cut_again_and_again_loses_nothing() {
+fn a_connection_that_is_cut_again_and_again_loses_nothing() {
     check(async {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.through_proxy(Duration::from_millis(1500)).await, fixture.client(LONG_TTL).await);
@@ -237,9 +237,9 @@ fn a_line_that_is_cut_again_and_again_loses_nothing() {
     });
 }
 
-/// A waiter's line is cut: the grant that came meanwhile is found on the next line.
+/// A waiter's connection is cut: the grant that came meanwhile is found on the next connection.
 #[test]
-fn a_waiter_whose_line_is_cut_is_granted_all_the_same() {
+fn a_waiter_whose_connection_is_cut_is_granted_all_the_same() {
     check(async {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
@@ -257,7 +257,7 @@ fn a_waiter_whose_line_is_cut_is_granted_all_the_same() {
     });
 }
 
-/// Fault 13 and promise 5, on a real line.
+/// Fault 13 and promise 5, on a real connection.
 #[test]
 fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_another_is_granted() {
     check(async {
@@ -310,7 +310,7 @@ fn an_acquire_that_is_dropped_at_any_point_leaves_nothing() {
     });
 }
 
-/// A server whose clock can be set. Its own allocator asks for the time before that can be done, so it gets another.
+/// Starts a server whose clock can be set. Its usual allocator reads the time before `faketime` is loaded, so it uses another.
 fn with_clock() -> (WallClock, Fixture) {
     let folder = tempfile::tempdir().expect("a folder");
     let clock = WallClock::new(&folder.path().join("time"));
@@ -321,7 +321,7 @@ fn with_clock() -> (WallClock, Fixture) {
     (clock, fixture)
 }
 
-/// Fault 17: the server's wall clock ends sessions. A jump ends them early, or late within a bound; never two hold.
+/// Fault 17: the server's wall clock ends sessions. A jump ends them early, or late within a bound; there are never two holders.
 #[test]
 fn a_clock_that_jumps_ends_sessions_early_or_late_and_harms_neither_grants_nor_tokens() {
     check(async {
@@ -336,7 +336,7 @@ fn a_clock_that_jumps_ends_sessions_early_or_late_and_harms_neither_grants_nor_t
             let waiting = taking(&bob, "lock");
             until_queued(&bob, "lock", 1).await;
             clock.jump(offset);
-            // Either her session has ended, and she is told; or she holds it and gives it back.
+            // Either alice's session has ended and she gets an error, or she holds the lock and releases it.
             if held.release().await.is_err() {
                 assert_eq!(held.lost().await, Loss::Expired);
             }
@@ -405,7 +405,7 @@ fn a_close_frees_the_lock_of_a_release_that_was_lost() {
         fixture.proxy.pass();
         close(&engine, session).await;
         let field = fixture.redis.cli(&["HGET", "palisade:{palisade}:locks", "llock"]);
-        assert_eq!(field.trim(), "", "a line is left that no session owns");
+        assert_eq!(field.trim(), "", "a record is left that no session owns");
     }
     check(async { LocalSet::new().run_until(lose_a_release(Fixture::new())).await });
 }
@@ -438,7 +438,7 @@ fn a_close_frees_the_lock_of_a_release_without_a_reply_so_far() {
     check(async { LocalSet::new().run_until(close_during_a_release(Fixture::new())).await });
 }
 
-/// Only the client knows the name of a lock whose fast grant it was never told of.
+/// Only the client knows the name of a lock whose reply on the fast path was lost.
 #[test]
 fn a_close_frees_the_lock_of_an_acquire_whose_reply_was_lost() {
     async fn lose_a_reply(fixture: Fixture) {
@@ -459,7 +459,7 @@ fn a_close_frees_the_lock_of_an_acquire_whose_reply_was_lost() {
         fixture.proxy.pass();
         // The first call may still go to the connection that was cut.
         close(&engine, session).await;
-        assert_eq!(field().trim(), "", "a line is left that no session owns");
+        assert_eq!(field().trim(), "", "a record is left that no session owns");
     }
     check(async { LocalSet::new().run_until(lose_a_reply(Fixture::new())).await });
 }

@@ -1,4 +1,4 @@
-//! The rules as a function: who has it, who loses it, and who may not have it.
+//! The engine as a Redis function: loading it, losing it, and servers without functions.
 
 use palisade::Palisade;
 use palisade_testbench::servers::Redis;
@@ -7,7 +7,7 @@ use crate::fixture::{Fixture, LONG_TTL, check, connect, take, taken, taking, tok
 
 const KEY: &str = "palisade:{palisade}:locks";
 
-/// How often such a command was carried out.
+/// Returns how often this command was executed.
 fn calls(redis: &Redis, command: &str) -> u64 {
     let info = redis.cli(&["INFO", "commandstats"]);
     let line = format!("cmdstat_{command}:");
@@ -19,14 +19,14 @@ fn calls(redis: &Redis, command: &str) -> u64 {
     number("calls") - number("failed_calls")
 }
 
-/// The names of the engine's libraries.
+/// Returns the names of the engine's libraries.
 fn libraries(redis: &Redis) -> Vec<String> {
     let listed = redis.cli(&["FUNCTION", "LIST", "LIBRARYNAME", "palisade_engine_*"]);
     let lines: Vec<_> = listed.lines().collect();
     lines.windows(2).filter(|pair| pair[0] == "library_name").map(|pair| pair[1].to_owned()).collect()
 }
 
-/// One hands over to the other.
+/// Hands a lock over from one client to the other.
 async fn hand_over(alice: &Palisade, bob: &Palisade) {
     let held = take(alice, "lock").await;
     let before = token(&held);
@@ -58,7 +58,7 @@ fn the_function_is_loaded_once_and_again_when_the_server_has_forgotten_it() {
 
 /// A function's variables outlive its calls.
 #[test]
-fn what_one_call_has_written_and_told_the_next_does_not_repeat() {
+fn a_call_repeats_no_write_and_no_notice_of_the_call_before() {
     check(async {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
@@ -73,9 +73,9 @@ fn what_one_call_has_written_and_told_the_next_does_not_repeat() {
     });
 }
 
-/// As a script, then: older servers have no functions, and not every user may call or load them.
+/// Older servers have no functions, and not every user may call or load them.
 #[test]
-fn where_there_are_no_functions_the_rules_are_a_script() {
+fn a_server_without_functions_gets_a_script() {
     check(async {
         let rights =
             "on >xyzzy ~palisade:* &palisade:* +@connection +@scripting +@hash +@sortedset +@pubsub +time +wait";
@@ -93,7 +93,7 @@ fn where_there_are_no_functions_the_rules_are_a_script() {
     });
 }
 
-/// A server that is full takes no function; what is given back is taken all the same, and what is asked for is refused.
+/// A full server loads no function. It still executes releases, and refuses acquires.
 #[test]
 fn a_server_that_is_full_takes_what_is_given_back() {
     check(async {
@@ -109,9 +109,9 @@ fn a_server_that_is_full_takes_what_is_given_back() {
     });
 }
 
-/// Nothing of it is read: it may mean something else.
+/// No older data are read, since their meaning may differ.
 #[test]
-fn what_an_older_version_has_written_is_refused_with_what_to_do() {
+fn data_of_an_older_version_are_refused_with_what_to_do() {
     check(async {
         let fixture = Fixture::new();
         drop(fixture.client(LONG_TTL).await);

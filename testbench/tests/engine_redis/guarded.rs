@@ -1,4 +1,4 @@
-//! Encrypted lines, and users with no more rights than the page about Redis says.
+//! Encrypted connections, and users with exactly the rights that docs/engines/redis.md lists.
 
 use std::net::TcpListener;
 
@@ -9,10 +9,10 @@ use tempfile::TempDir;
 
 use crate::fixture::{Fixture, LONG_TTL, check, connect, take, taken, taking, until_queued};
 
-/// What the page says.
+/// The rights of docs/engines/redis.md.
 const RIGHTS: &str = "+@connection +@scripting +@hash +@sortedset +@pubsub +time +wait +role +info";
 
-/// A server that encrypts and wants to see certificates on one port, and neither on the other.
+/// Starts a server with TLS and client certificates on one port, and neither on the other.
 fn encrypted() -> (Fixture, u16) {
     let folder = tempfile::tempdir().expect("a folder");
     drop(Credentials::new(folder.path()));
@@ -35,7 +35,7 @@ fn stranger() -> TempDir {
 }
 
 #[test]
-fn an_encrypted_line_is_used_and_verified() {
+fn an_encrypted_connection_is_used_and_verified() {
     check(async {
         let (fixture, port) = encrypted();
         let credentials = credentials::options(fixture.folder.path());

@@ -1,4 +1,4 @@
-//! A Redis that loses its data: noticed, named, and nobody goes on as if nothing had happened (fault 30).
+//! A Redis that loses its data: clients notice it, name it, and stop (fault 30).
 
 use std::error::Error as _;
 
@@ -7,7 +7,7 @@ use palisade::{Error, ErrorKind, Loss, Palisade};
 
 use crate::fixture::{Fixture, LONG_TTL, check, connect, give_back, take, taking, token, until, until_queued};
 
-/// What became of one who held a lock, one who waited for it, and whoever asks next, all of one client.
+/// Checks that the holder, the waiter and the next request of a client get the same error. Returns it.
 async fn told(client: &Palisade, held: palisade::LockGuard, waiting: Result<palisade::LockGuard, Error>) -> DataLost {
     let Loss::DataLost { what } = held.lost().await else { panic!("{:?}", held.lost().await) };
     assert!(what.starts_with("Redis has lost"), "{what}");
@@ -21,7 +21,7 @@ async fn told(client: &Palisade, held: palisade::LockGuard, waiting: Result<pali
     error.source().and_then(|source| source.downcast_ref::<DataLost>()).expect("it says what was lost").clone()
 }
 
-/// Loses data in this way while one client holds a lock and waits for another one's; returns what it was told.
+/// Loses data in this way while one client holds a lock and waits for another one's; returns its error.
 async fn lose(mut fixture: Fixture, lose: impl AsyncFnOnce(&mut Fixture)) -> DataLost {
     let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
     let held = take(&alice, "lock").await;
@@ -32,7 +32,7 @@ async fn lose(mut fixture: Fixture, lose: impl AsyncFnOnce(&mut Fixture)) -> Dat
     lose(&mut fixture).await;
     let lost = told(&alice, held, waiting.await.expect("it does not panic")).await;
     if !matches!(lost, DataLost::WentBack { .. }) {
-        // What begins anew begins above what there was, as the server's clock goes forward.
+        // The new counter begins above the old one, since the server's clock goes forward.
         let carol = fixture.client(LONG_TTL).await;
         assert!(token(&take(&carol, "new").await) > before);
     }
@@ -64,7 +64,7 @@ fn an_eviction_is_noticed_and_named() {
     check(async {
         let fixture = Fixture::with(&["--maxmemory", "4mb", "--maxmemory-policy", "allkeys-random"], &[]);
         let lost = lose(fixture, async |fixture| {
-            // Until it is the turn of ours.
+            // Fills the memory until Redis evicts the engine's key.
             until("the key of the engine is evicted", async || {
                 let fill = "for i = 1, 200 do redis.call('SET', 'filler' .. i .. math.random(1e9), string.rep('x', 4000)) end";
                 fixture.redis.cli(&["EVAL", fill, "0"]);
@@ -123,7 +123,7 @@ fn a_restart_with_data_and_a_forgotten_script_change_nothing() {
     });
 }
 
-/// Something else has the key.
+/// Another program uses the key.
 #[test]
 fn a_key_of_another_kind_is_refused_with_what_to_do() {
     check(async {

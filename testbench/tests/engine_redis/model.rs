@@ -1,6 +1,6 @@
-//! Random commands, given to the rules of `core` and to those in Redis: the answers, and all that can be seen of every
-//! lock after each command, must be the same, and what is stored agrees with itself. Time is moved by hand. In half of the runs,
-//! what is rare happens in every call: a call does as little as it can, and leaves the rest to the next one.
+//! Random commands to the state machine of `core` and to the engine in Redis. The replies, and the visible state of every lock
+//! after each command, must be the same, and the stored data consistent. The test moves the clock. In half of the runs each call
+//! does the least work that it may, and leaves the rest to the next call.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,7 +20,7 @@ pub(crate) const RULES: &str = concat!(
 );
 pub(crate) const CALL: &str = include_str!("../../../lib/src/engine/redis/call.lua");
 pub(crate) const CHECK: &str = include_str!("../../../lib/src/engine/redis/check.lua");
-/// Makes happen in every call what is rare.
+/// Limits every call to the least work.
 pub(crate) const FORCED: &str = "rule.WORK, rule.ALWAYS = 1, true\n";
 const KEY: &str = "palisade:{model}:locks";
 const DUE: &str = "palisade:{model}:locks:due";
@@ -30,7 +30,7 @@ const LOCKS: [&str; 3] = ["a", "b", "c"];
 const SEMAPHORE: &str = "s";
 const STEPS: usize = 60;
 
-/// Numbers that look random, and are the same for the same seed.
+/// Pseudo-random numbers from a seed.
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
@@ -77,13 +77,13 @@ struct Pair {
     /// Redis begins to count above it.
     base: u64,
     asked: HashMap<SessionId, Vec<Acquire>>,
-    /// How many of those will not be asked about again.
+    /// The number of those that no client will repeat.
     settled: HashMap<SessionId, usize>,
     /// The requests that were granted at once, by their tokens.
     granted: HashMap<u64, (SessionId, RequestNo)>,
     /// Requests that were sent more than once.
     repeated: HashSet<(SessionId, RequestNo)>,
-    /// Requests that are never sent again: who gave back their grants has said so.
+    /// Requests that are never sent again: the release of their grant said so.
     over: HashSet<(SessionId, RequestNo)>,
     story: Vec<String>,
 }
@@ -143,7 +143,7 @@ impl Pair {
     }
 
     fn call(&mut self, what: &str, args: &[String]) -> Vec<Value> {
-        // A function keeps what it knows from one call to the next, and a script does not; nobody may see a difference.
+        // A function keeps its variables from one call to the next, and a script does not. The replies must not differ.
         let mut call = redis::cmd(if self.is_function { "FCALL" } else { "EVALSHA" });
         call.arg(if self.is_function { "model" } else { &self.script })
             .arg(2)
@@ -166,7 +166,7 @@ impl Pair {
         }
     }
 
-    /// Every other time, what is usual is asked as several are that are asked together.
+    /// Sends every second fast-path request in the form of a batch.
     fn reply_of_redis(&mut self, what: &str, args: &[String]) -> Reply {
         let all = u32::MAX.to_string();
         let args: Vec<_> = args.iter().map(String::as_str).collect();
@@ -238,7 +238,7 @@ impl Pair {
         self.sessions[&session].clone()
     }
 
-    /// As if a session's time were over.
+    /// Lets a session expire.
     fn expire(&mut self, session: SessionId) {
         self.story.push(format!("expire {session}"));
         let field = format!("s{}", self.known_as(session));
@@ -247,7 +247,7 @@ impl Pair {
         drop(machine);
     }
 
-    /// As if a delay were over.
+    /// Ends a lock-delay.
     fn end_delay(&mut self, lock: &LockName, token: Token) {
         self.story.push(format!("end delay of {lock} {token}"));
         let wanted = token.get() + self.base;
@@ -261,7 +261,7 @@ impl Pair {
     }
 
     fn move_time(&mut self, field: &str, position: usize) {
-        // In front of a session stands what is not MessagePack.
+        // The first bytes of a session are not MessagePack.
         let back = "local p = redis.call('HGET', KEYS[1], ARGV[1]) if not p then return end \
              local front = ARGV[1]:sub(1, 1) == 's' and 45 or 0 local r = cmsgpack.unpack(p:sub(front + 1)) \
              r[tonumber(ARGV[2])] = 0 redis.call('HSET', KEYS[1], ARGV[1], p:sub(1, front) .. cmsgpack.pack(r)) \
@@ -272,7 +272,7 @@ impl Pair {
         self.drain();
     }
 
-    /// Asks until nothing is left that a call has left to the next one, and then checks what is stored.
+    /// Polls until no call has left work to the next one, and then checks the stored data.
     fn drain(&mut self) {
         let left = "local time = redis.call('TIME') \
              return redis.call('ZCOUNT', KEYS[1], '-inf', time[1] * 1000 + math.floor(time[2] / 1000))";
@@ -293,7 +293,7 @@ impl Pair {
         assert!(wrong.is_empty(), "{wrong:#?}, after\n{}", self.story.join("\n"));
     }
 
-    /// A session is kept alive, which also looks at the clock and for what is left of others.
+    /// Keeps a session alive, which also sweeps other sessions.
     fn keep_alive(&mut self, session: SessionId) {
         self.story.push(format!("keep alive {session}"));
         drop(self.call("alive", &[self.known_as(session)]));
@@ -343,7 +343,7 @@ impl Pair {
     fn release(&mut self, session: SessionId, lock: &LockName, token: u64) {
         self.story.push(format!("release {session} {lock} {token}"));
         if token.is_multiple_of(2) {
-            // Its client has all answers, and says so.
+            // The client has all replies, and says so.
             self.settled.insert(session, self.asked.get(&session).map_or(0, Vec::len));
         }
         let low = self.settled.get(&session).copied().unwrap_or(0) + 1;
@@ -501,7 +501,7 @@ impl Pair {
         }
     }
 
-    /// Grants that there are: session, lock, token.
+    /// Returns the current grants: session, lock, token.
     fn grants(&self) -> Vec<(Option<SessionId>, &'static str, u64)> {
         let mut grants = Vec::new();
         for lock in LOCKS.into_iter().chain([SEMAPHORE]) {
@@ -571,7 +571,7 @@ impl Pair {
             }
             5 => {
                 let next = self.asked.get(&session).map_or(0, Vec::len) as u64 + 1;
-                // A number that was not asked yet is withdrawn for good: it must not be taken for a repeat later.
+                // A cancelled number that was not sent yet is never used: it must not be taken for a repeat later.
                 let settled = self.settled.get(&session).copied().unwrap_or(0) as u64;
                 let number = settled + dice.roll(next - settled) + 1;
                 if RequestNo::new(number).is_ok_and(|number| self.over.contains(&(session, number))) {

@@ -43,7 +43,7 @@ async fn assert_data_lost(guard: &LockGuard) {
     assert!(guard.token().is_err());
 }
 
-/// The counter has passed what the client has seen by the time it comes back.
+/// The counter is above the client's last token when the client reconnects.
 #[test]
 fn all_guards_of_a_client_whose_grant_was_lost_are_lost_by_that_name() {
     check(async {
@@ -66,11 +66,11 @@ fn all_guards_of_a_client_whose_grant_was_lost_are_lost_by_that_name() {
         assert_data_lost(&kept).await;
         let error = alice.lock("more").efficiency().try_acquire().await.expect_err("it does not go on");
         assert!(!error.is_retryable(), "{error}");
-        assert!(newer.token().is_ok(), "whoever came later has lost nothing");
+        assert!(newer.token().is_ok(), "the later grant is not lost");
     });
 }
 
-/// Nothing but a session was lost: its number is not another's then.
+/// Only a session was lost, and its number must not be used for another one.
 #[test]
 fn a_session_that_was_lost_is_not_mistaken_for_a_newer_one() {
     check(async {
@@ -133,7 +133,7 @@ fn after_a_restart_every_session_has_its_whole_ttl() {
     });
 }
 
-/// A restart that loses nothing is no loss, whoever looks first.
+/// A restart that loses nothing is no loss, whichever client connects first.
 #[test]
 fn a_restart_from_all_data_ends_nothing() {
     check(async {

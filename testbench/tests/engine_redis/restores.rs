@@ -26,7 +26,7 @@ struct Client {
     requests: u64,
     held: HashMap<u64, &'static str>,
     waits: HashMap<u64, &'static str>,
-    /// A token that it has seen is not in the data any more.
+    /// Whether the data have lost a token that it has seen.
     has_lost: bool,
 }
 
@@ -79,7 +79,7 @@ impl World {
         self.story.join("\n")
     }
 
-    /// Asks as a client does; `None` if it is told that data are lost.
+    /// Sends a request as a client does; `None` if the reply reports a loss of data.
     fn call(&mut self, client: usize, what: &str, args: &[&str]) -> Option<Vec<Value>> {
         let Client { incarnation, seen, .. } = &self.clients[client];
         self.story.push(format!("{client}: {what} {args:?} seen {seen}"));
@@ -98,7 +98,7 @@ impl World {
         (text(&answer[0]) != "lost").then_some(answer)
     }
 
-    /// A client attaches in a new run. One that has lost something is told so, and another one takes its place.
+    /// Attaches a client in a new run of the server. A client whose data were lost gets an error, and is replaced.
     fn greet(&mut self, client: usize) {
         let Client { known_run, session, held, .. } = &self.clients[client];
         let (run, known) = (self.run.clone(), known_run.clone());
@@ -181,7 +181,7 @@ impl World {
                     self.clients[client].waits.remove(&request);
                     self.granted(client, number(&state[1]), lock);
                 }
-                // Its request was lost: a client asks again, under the same number. Here it gives up.
+                // The request was lost. A real client repeats it with the same number; here it gives up.
                 "unknown" => drop(self.clients[client].waits.remove(&request)),
                 _ => {}
             }
@@ -224,7 +224,7 @@ impl World {
             client.has_lost |= client.seen > self.last;
             // A waiter may be granted a token that it had before in the lost data, and gives up here.
             client.waits.clear();
-            // A grant that was given back after the backup is there again, and nobody here knows of it.
+            // A grant that was released after the backup exists again, and no client here knows of it.
         }
     }
 

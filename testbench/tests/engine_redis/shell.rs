@@ -43,7 +43,7 @@ fn redis_cli_and_the_library_exclude_each_other_and_share_the_tokens() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_what_to_do() {
+fn invalid_arguments_are_refused_with_what_to_do() {
     let fixture = Fixture::new();
     load(&fixture);
     for (function, args, why) in [
@@ -68,8 +68,8 @@ fn what_makes_no_sense_is_refused_with_what_to_do() {
         ("palisade_release", vec!["1", KEY, "a", "no", "1"], "the token is"),
         ("palisade_release", vec!["1", KEY, "a"], "too few"),
     ] {
-        let said = fixture.redis.cli(&[&["FCALL", function], &args[..]].concat());
-        assert!(said.contains(why), "{function} {args:?}: {said}");
+        let reply = fixture.redis.cli(&[&["FCALL", function], &args[..]].concat());
+        assert!(reply.contains(why), "{function} {args:?}: {reply}");
     }
     assert_eq!(fixture.redis.cli(&["DBSIZE"]), "0");
 }

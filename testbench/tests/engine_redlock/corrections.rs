@@ -1,4 +1,4 @@
-//! What the published algorithm lacked, or left to its users.
+//! Corrections of the published algorithm.
 
 use palisade_testbench::proxy::{Proxy, Towards};
 use redis::Commands;
@@ -15,7 +15,7 @@ fn occupy(five: &Five, places: &[usize], lock: &str) {
 }
 
 #[test]
-fn what_is_not_granted_is_undone_everywhere() {
+fn a_failed_acquire_is_undone_everywhere() {
     run(async {
         let five = Five::start();
         let client = five.client(LONG).await;
@@ -26,7 +26,7 @@ fn what_is_not_granted_is_undone_everywhere() {
 }
 
 #[test]
-fn what_is_not_granted_is_undone_also_where_no_answer_came() {
+fn a_failed_acquire_is_undone_at_a_node_that_did_not_answer() {
     run(async {
         let five = Five::start();
         let client = connect(&five.url(&format!("{FRESH}&timeout=500ms")), LONG).await;
@@ -34,13 +34,13 @@ fn what_is_not_granted_is_undone_also_where_no_answer_came() {
         five.signal(4, Signal::STOP);
         assert!(client.lock("job").efficiency().try_acquire().await.unwrap().is_none());
         five.signal(4, Signal::CONT);
-        // Its TTL is a minute: only the undoing can have freed it.
+        // The TTL is a minute, so only the undo can have freed it.
         until("only three servers have the lock", async || five.taken(0..5, "job") == [0, 1, 2]).await;
     });
 }
 
 #[test]
-fn what_is_not_granted_is_undone_also_where_the_line_has_broken() {
+fn a_failed_acquire_is_undone_at_a_node_whose_connection_broke() {
     run(async {
         let five = Five::start();
         let proxy = Proxy::start(five.servers[4].address).unwrap();
@@ -95,7 +95,7 @@ fn time_is_counted_until_the_last_answer_and_what_is_over_is_not_granted() {
             let client = client.clone();
             async move { client.lock("job").efficiency().try_acquire().await }
         });
-        // All have granted it, and it is over before anybody hears of it.
+        // All nodes have granted the lock, and it expires before the client gets the last reply.
         until("every server has the lock", async || five.taken(0..5, "job").len() == 5).await;
         until("no server has the lock", async || five.taken(0..5, "job").is_empty()).await;
         proxies.iter().for_each(Proxy::pass);
@@ -104,11 +104,12 @@ fn time_is_counted_until_the_last_answer_and_what_is_over_is_not_granted() {
     });
 }
 
-/// Alice holds on the first three nodes and the third is restarted, empty. What does Bob get, who reaches all?
+/// Alice holds the lock on the first three nodes, and the third is restarted empty. Returns whether Bob, with access to all nodes,
+/// gets the lock.
 async fn bob_after_a_restart(options: &str, comes_later: bool) -> (bool, Five) {
     const TTL: Duration = Duration::from_secs(3);
     let mut five = Five::start();
-    // The servers are young: they are waited for, as they see it, until they count.
+    // New servers do not count until they have run for a TTL.
     until("every server has run for a TTL", async || (0..5).all(|place| five.uptime(place) >= TTL)).await;
     // Alice does not reach the last two.
     let cut_off: Vec<_> = five.servers[3..].iter().map(|server| Proxy::start(server.address).unwrap()).collect();
@@ -130,7 +131,7 @@ async fn bob_after_a_restart(options: &str, comes_later: bool) -> (bool, Five) {
         Some(early) => early,
         None => connect(&url, TTL).await,
     };
-    // The first time, he may find his old line broken.
+    // Bob's first attempt may find its old connection broken.
     let mut got = None;
     for _ in 0..10 {
         if got.is_none() {
@@ -168,7 +169,7 @@ fn a_restarted_node_counts_again_when_its_time_is_over() {
         for place in [0, 1] {
             five.servers[place].kill();
         }
-        // Of those that are left all are needed, and all are young.
+        // All remaining nodes are needed, and all have just started.
         let patient = connect(&five.url(""), LONG).await;
         let error = patient.lock("job").efficiency().try_acquire().await.unwrap_err();
         assert!(error.to_string().contains("may have forgotten locks; it counts in "), "{error}");
@@ -215,13 +216,13 @@ fn a_lock_that_is_granted_during_a_renewal_lives_as_long_as_its_session() {
             let client = client.clone();
             async move { client.lock("job").efficiency().try_acquire().await }
         });
-        // Half of its time goes by, and in it a renewal that does not know of it.
+        // Half of its TTL passes, and a renewal that began before the grant.
         let left =
             |place: usize| Duration::from_millis(five.at(place).pttl::<_, i64>(key("job")).unwrap().max(0) as u64);
         until("every server has the lock", async || five.taken(0..5, "job").len() == 5).await;
         until("half of the TTL is over", async || left(0) < TTL / 2).await;
         proxies.iter().for_each(Proxy::pass);
-        let held = asked.await.unwrap().unwrap().expect("nobody else wants it");
+        let held = asked.await.unwrap().unwrap().expect("there is no contention");
         for place in 0..5 {
             let believed = held.safe_until().left();
             assert!(left(place) >= believed, "it is believed in for {believed:?}, and lives for {:?}", left(place));

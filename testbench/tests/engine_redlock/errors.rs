@@ -61,7 +61,7 @@ fn nodes_that_cannot_be_a_majority_are_refused_by_name() {
 }
 
 #[test]
-fn nodes_that_do_not_let_in_are_told_from_nodes_that_are_down() {
+fn nodes_that_deny_access_are_distinguished_from_nodes_that_are_down() {
     run(async {
         let folder = tempfile::tempdir().unwrap();
         let start = |number: usize| {

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use crate::servers::{FRESH, Five, LONG, SHORT, connect, key, run, until};
 
 #[test]
-fn with_two_nodes_down_locks_are_had_kept_and_given_back() {
+fn with_two_nodes_down_locks_are_granted_renewed_and_released() {
     run(async {
         let mut five = Five::start();
         let alice = five.client(SHORT).await;
@@ -19,7 +19,7 @@ fn with_two_nodes_down_locks_are_had_kept_and_given_back() {
         let bob = five.client(SHORT).await;
         let held = alice.lock("job").efficiency().acquire().await.unwrap();
         assert!(bob.lock("job").efficiency().try_acquire().await.unwrap().is_none());
-        // It is extended for longer than it would live by itself.
+        // Renewals keep it for longer than one TTL.
         let mut seen = held.safe_until();
         let own = seen + SHORT;
         while seen <= own {
@@ -65,7 +65,7 @@ fn a_wait_through_an_outage_is_granted_afterwards() {
             let client = client.clone();
             async move { client.lock("job").efficiency().acquire().await }
         });
-        // It has tried, and failed.
+        // It has tried and failed.
         let error = client.lock("other").efficiency().try_acquire().await.unwrap_err();
         assert!(error.is_retryable() && !waiter.is_finished());
         five.servers[2].restart().unwrap();
@@ -82,7 +82,7 @@ fn a_node_that_is_stopped_counts_as_absent() {
         let held = client.lock("job").efficiency().acquire().await.unwrap();
         held.release().await.unwrap();
         until("no live server has the lock", async || five.taken([0, 1, 2, 4], "job").is_empty()).await;
-        // What it was sent meanwhile is carried out, and undone, when it goes on.
+        // The stopped node executes the requests, and their undo, when it continues.
         five.signal(3, Signal::CONT);
         until("the stopped server has undone the lock", async || five.taken([3], "job").is_empty()).await;
         client.lock("job").efficiency().acquire().await.unwrap();
@@ -94,7 +94,7 @@ fn a_node_that_is_waited_for_uses_up_the_validity() {
     run(async {
         let five = Five::start();
         five.signal(3, Signal::STOP);
-        // Waiting for the one takes longer than the other four keep the lock: it must not be believed in.
+        // Waiting for the slow node takes longer than the TTL on the other four, so the lock must not be granted.
         let client = connect(&five.url(&format!("{FRESH}&timeout=1500ms")), Duration::from_millis(1400)).await;
         let error = client.lock("job").efficiency().try_acquire().await.unwrap_err();
         assert!(error.to_string().contains("nothing is left"), "{error}");
@@ -119,7 +119,7 @@ fn a_lock_that_a_majority_has_forgotten_is_lost_and_its_holder_is_told() {
         assert!(seen <= held.safe_until() && held.standing() == Standing::Held);
         let _: () = five.at(2).flushall().unwrap();
         assert_eq!(held.lost().await, Loss::Expired);
-        // With the session goes all that it held, at the nodes too.
+        // All locks of the session end with it, on the nodes too.
         assert_eq!(other.lost().await, Loss::Expired);
         until("no server has either lock", async || {
             five.taken(0..5, "job").is_empty() && five.taken(0..5, "other").is_empty()
@@ -150,7 +150,7 @@ fn a_key_that_is_anothers_is_neither_freed_nor_extended() {
     });
 }
 
-/// Something else has written where the locks are.
+/// Another program has written to the key of a lock.
 #[test]
 fn a_key_of_another_kind_spoils_its_own_lock_only() {
     run(async {

@@ -1,4 +1,4 @@
-//! Five servers, and a look at each of them past the engine.
+//! Five servers, and direct access to each of them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,15 +11,15 @@ use redis::{Commands, Connection};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Short, for tests in which it runs out.
+/// A short TTL, for tests in which it passes.
 pub(crate) const SHORT: Duration = Duration::from_millis(1500);
-/// So long that it never does.
+/// A TTL that never passes during a test.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// What lets servers that have just been started count.
+/// The option that lets servers count that have just started.
 pub(crate) const FRESH: &str = "dangerous_count_restarted=yes";
 
-/// Five servers of a test's own.
+/// Five servers for one test.
 pub(crate) struct Five {
     pub(crate) servers: Vec<Redis>,
     _folder: TempDir,
@@ -32,17 +32,17 @@ impl Five {
         Five { servers, _folder: folder }
     }
 
-    /// A URL that names them all.
+    /// Returns a URL that names them all.
     pub(crate) fn url(&self, options: &str) -> String {
         url(&self.servers, options)
     }
 
-    /// A client for which a node may take its time, and counts however young it is.
+    /// Connects a client that waits for slow nodes, and counts nodes that have just started.
     pub(crate) async fn client(&self, ttl: Duration) -> Palisade {
         connect(&self.url(&format!("{FRESH}&timeout=5s")), ttl).await
     }
 
-    /// A server, as anybody sees it.
+    /// Connects to a server directly.
     pub(crate) fn at(&self, place: usize) -> Connection {
         redis::Client::open(self.servers[place].url()).unwrap().get_connection().unwrap()
     }
@@ -52,14 +52,14 @@ impl Five {
         kill_process(pid, signal).unwrap();
     }
 
-    /// How long a server runs, as it sees it.
+    /// Returns a server's uptime.
     pub(crate) fn uptime(&self, place: usize) -> Duration {
-        let said: String = redis::cmd("INFO").arg("server").query(&mut self.at(place)).unwrap();
-        let seconds = said.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:")).unwrap();
+        let reply: String = redis::cmd("INFO").arg("server").query(&mut self.at(place)).unwrap();
+        let seconds = reply.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:")).unwrap();
         Duration::from_secs(seconds.trim().parse().unwrap())
     }
 
-    /// On which of these servers a lock is taken.
+    /// Returns those of these servers on which a lock is taken.
     pub(crate) fn taken(&self, places: impl IntoIterator<Item = usize>, lock: &str) -> Vec<usize> {
         places.into_iter().filter(|place| self.at(*place).exists(key(lock)).unwrap()).collect()
     }

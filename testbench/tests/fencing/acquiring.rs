@@ -1,4 +1,4 @@
-//! A lock that seals: both halves at once.
+//! Acquiring a lock that seals resources.
 
 use std::future::Future;
 use std::task::Poll;
@@ -14,7 +14,7 @@ use palisade_testbench::bounded::{self, until};
 use palisade_testbench::fencing::{Act, Wire};
 use palisade_testbench::fixture::unused_name;
 
-/// Longer than anything takes that works.
+/// The bound of one test.
 const BOUND: Duration = Duration::from_secs(30);
 
 /// Checks a promise with two clients of one engine, and a resource over a wire.
@@ -42,7 +42,7 @@ fn the_resources_are_sealed_with_the_guards_token() {
 }
 
 #[test]
-fn an_older_holder_is_shut_out_before_there_is_a_newer_guard() {
+fn an_older_holder_is_refused_before_there_is_a_newer_guard() {
     check(async |one, other, orders| {
         let (_lost, mut old) = one.lock("orders/42").seal(&orders).acquire().await.expect("it is free");
         other.force_release("orders/42", "it hangs").await.expect("it is held");
@@ -54,7 +54,7 @@ fn an_older_holder_is_shut_out_before_there_is_a_newer_guard() {
 }
 
 #[test]
-fn a_resource_that_cannot_be_reached_is_named_and_the_lock_is_given_back() {
+fn the_error_names_an_unreachable_resource_and_the_lock_is_released() {
     check(async |one, other, orders| {
         orders.next(Act::LoseAnswer);
         let stock = Memory::new("stock");
@@ -69,7 +69,7 @@ fn a_resource_that_cannot_be_reached_is_named_and_the_lock_is_given_back() {
 }
 
 #[test]
-fn a_resource_that_is_sealed_with_a_higher_token_is_named_and_the_lock_is_given_back() {
+fn the_error_names_a_resource_with_a_higher_token_and_the_lock_is_released() {
     check(async |one, other, orders| {
         let _elsewhere = orders.seal(Token::new(99).expect("a token")).await.expect("it is new");
         let error = one.lock("orders/42").seal(&orders).acquire().await.expect_err("it is superseded");
@@ -99,7 +99,7 @@ fn dropping_the_future_leaves_nothing_held() {
     check(async |one, other, orders| {
         for polls in 0..10 {
             drop_after(polls, &orders, one.lock("orders/42").seal(&orders).acquire()).await;
-            let free = other.lock("orders/42").acquire().await.expect("whatever was there goes away");
+            let free = other.lock("orders/42").acquire().await.expect("earlier holders end");
             free.release().await.expect("it is held");
         }
     });
@@ -121,20 +121,20 @@ async fn drop_after<F: Future>(polls: usize, wire: &Wire<Memory>, future: F) {
     })
     .await;
     while !wire.is_done() {
-        // It was dropped before it came there: the next one must find the wire as it was.
+        // The future was dropped before it reached the wire: use up the fault, so that the next round begins without one.
         drop(wire.seal(Token::new(1).expect("a token")).now_or_never());
     }
 }
 
 #[test]
-fn what_is_not_available_is_not_sealed() {
+fn a_lock_that_is_not_available_seals_nothing() {
     check(async |one, other, orders| {
         let held = one.lock("orders/42").acquire().await.expect("it is free");
         let request = other.lock("orders/42");
         assert!(request.clone().seal(&orders).try_acquire().await.expect("an answer").is_none());
         let wait = Duration::from_millis(1);
         assert!(request.clone().seal(&orders).acquire_within(wait).await.expect("an answer").is_none());
-        let mut sealed = orders.seal(held.token().expect("it is held")).await.expect("nobody has sealed it");
+        let mut sealed = orders.seal(held.token().expect("it is held")).await.expect("it is not sealed");
         sealed.write(b"mine".to_vec()).await.expect("it is sealed");
         held.release().await.expect("it is held");
         assert!(request.clone().seal(&orders).try_acquire().await.expect("an answer").is_some());
@@ -142,7 +142,7 @@ fn what_is_not_available_is_not_sealed() {
 }
 
 #[test]
-fn work_is_done_on_what_is_sealed() {
+fn work_gets_the_sealed_resources() {
     check(async |one, other, orders| {
         let work = async |_: &palisade::LockGuard, mut orders: palisade_fence::Sealed<Wire<Memory>>| {
             orders.write(b"done".to_vec()).await.expect("it is sealed")
@@ -169,10 +169,10 @@ fn the_future_can_be_spawned() {
 fn a_leader_seals_what_it_alone_may_change() {
     check(async |one, other, plan| {
         let candidacy = one.election("scheduler").candidacy("one").seal(&plan);
-        let (_lost, mut old) = candidacy.acquire().await.expect("nobody leads");
+        let (_lost, mut old) = candidacy.acquire().await.expect("there is no leader");
         other.force_release("scheduler", "it hangs").await.expect("it is held");
         let candidacy = other.election("scheduler").candidacy("other").seal(&plan);
-        let (leadership, new) = candidacy.acquire().await.expect("nobody leads");
+        let (leadership, new) = candidacy.acquire().await.expect("there is no leader");
         assert_eq!(leadership.token().expect("it leads"), new.token());
         let error = old.write(b"late".to_vec()).await.expect_err("it was overtaken");
         assert_eq!(error.overtaken_by(), Some(new.token()));

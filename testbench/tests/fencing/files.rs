@@ -151,7 +151,7 @@ fn misuse(opened: Result<FencedFile, Error>) -> String {
     error.to_string()
 }
 
-/// Every write is refused, and says why.
+/// Asserts that every write is refused with this reason.
 async fn rejected(sealed: &mut Sealed<FencedFile>, wanted: &str) {
     for outcome in [sealed.replace("new").await, sealed.remove().await] {
         let error = outcome.expect_err("it must be refused");
@@ -195,7 +195,7 @@ fn one_file_has_one_mark_however_its_path_is_spelled() {
 }
 
 #[test]
-fn what_has_two_names_or_leads_nowhere_is_refused() {
+fn hard_links_and_dangling_links_are_refused() {
     check(async {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path();
@@ -219,7 +219,7 @@ fn what_has_two_names_or_leads_nowhere_is_refused() {
         fs::remove_file(path.join("second")).expect("it is there");
         sealed.replace("new").await.expect("the handle is as good as before");
 
-        // It became a link after it was opened.
+        // The file became a link after it was opened.
         fs::rename(&orders, path.join("elsewhere")).expect("it is there");
         symlink("elsewhere", &orders).expect("a link");
         rejected(&mut sealed, "symbolic link").await;
@@ -281,14 +281,14 @@ fn a_file_is_fenced_alone_or_with_its_folder_not_both() {
     });
 }
 
-/// Runs another test of this file in a process of its own, by way of a shell script: `$1` is the folder.
+/// Runs another test of this file in another process, through a shell script: `$1` is the folder.
 fn elsewhere(script: &str, test: &str, folder: &std::path::Path) {
     let mut shell = Command::new("unshare");
     shell.args(["--mount", "sh", "-ec", &format!("cd \"$1\"; {script}; shift; exec \"$@\""), "sh"]).arg(folder);
     shell.arg(std::env::current_exe().expect("it runs")).args(["--exact", "--include-ignored", test]);
     let output = output(shell.env(FOLDER, folder)).expect("unshare is part of every Linux");
-    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let reply = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && reply.contains("1 passed"), "{reply}");
 }
 
 const FOLDER: &str = "PALISADE_TEST_FOLDER";

@@ -20,7 +20,7 @@ use tower::Layer;
 
 type Numbers = Arc<Mutex<BTreeMap<String, String>>>;
 
-/// A service that keeps texts; it knows nothing of fences.
+/// A service that stores texts, without a fence.
 fn service() -> Router {
     async fn look(State(numbers): State<Numbers>, Path(name): Path<String>) -> String {
         numbers.lock().expect("not poisoned").get(&name).cloned().unwrap_or_default()
@@ -31,7 +31,7 @@ fn service() -> Router {
     Router::new().route("/{name}", get(look).put(set)).with_state(Numbers::default())
 }
 
-/// Serves it on a free port, as long as the process lives.
+/// Serves it on a free port until the process ends.
 fn serve<F: Future<Output = Router>>(app: impl FnOnce() -> F + Send + 'static) -> SocketAddr {
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
     listener.set_nonblocking(true).expect("it can be");

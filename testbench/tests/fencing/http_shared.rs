@@ -20,11 +20,11 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use crate::check;
 
-/// What all instances write to.
+/// The store that all instances write to.
 #[derive(Clone)]
 struct Behind {
     written: Arc<Mutex<Vec<String>>>,
-    /// A write needs one of these to go on.
+    /// A write waits for one of these permits.
     permits: Arc<Semaphore>,
     arrived: watch::Sender<usize>,
 }
@@ -38,12 +38,12 @@ fn url() -> String {
     Postgres::shared().unwrap_or_else(|absent| panic!("{absent}")).url()
 }
 
-/// Two instances in front of the same.
+/// Starts two instances with the same store.
 async fn instances(lock: &str) -> [Instance; 2] {
     instances_at(lock, [&url(), &url()], Limits::default()).await
 }
 
-/// The same, whose connections are made like this.
+/// Does the same, with connections by these URLs.
 async fn instances_at(lock: &str, urls: [&str; 2], limits: Limits) -> [Instance; 2] {
     let behind =
         Behind { written: Arc::default(), permits: Arc::new(Semaphore::new(100)), arrived: watch::Sender::new(0) };
@@ -55,7 +55,7 @@ async fn instances_at(lock: &str, urls: [&str; 2], limits: Limits) -> [Instance;
     [instance(urls[0]).await, instance(urls[1]).await]
 }
 
-/// Ends the connection that has the turn at a lock.
+/// Ends the connection that holds the turn of a resource.
 async fn cut(database: &Client, lock: &str) {
     let cut = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid IN \
                (SELECT pid FROM pg_stat_activity WHERE query LIKE '%palisade_http%') \
@@ -64,7 +64,7 @@ async fn cut(database: &Client, lock: &str) {
 }
 
 impl Instance {
-    /// What the fence says to this header.
+    /// Sends a request with this header, and returns the fence's reply.
     async fn send(&self, header: &str, body: &str) -> String {
         let behind = self.behind.clone();
         let service = service_fn(move |request: Request<Body>| {
@@ -93,7 +93,7 @@ async fn database() -> Client {
     client
 }
 
-/// Until somebody waits for another's turn.
+/// Waits until an instance waits for its turn.
 async fn until_one_waits(database: &Client) {
     let waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory' AND query LIKE '%palisade_http_marks%'";
     let is_waiting = async || !database.query(waits, &[]).await.expect("it answers").is_empty();
@@ -101,7 +101,7 @@ async fn until_one_waits(database: &Client) {
 }
 
 #[test]
-fn what_one_instance_has_sealed_and_answered_is_known_to_the_other() {
+fn instances_share_seals_and_answers() {
     check(async {
         let [one, other] = instances("shared/known").await;
         assert_eq!(one.send("33; seal", "").await, "sealed; token=33; seq=0");
@@ -111,7 +111,7 @@ fn what_one_instance_has_sealed_and_answered_is_known_to_the_other() {
         assert_eq!(one.send("33; seq=2", "b").await, "stale; seen=34");
         assert_eq!(one.send("33; seal", "").await, "superseded; seen=34");
         assert_eq!(one.written(), ["a"]);
-        // A third one begins later.
+        // A third instance starts later.
         let marks = PostgresMarks::connect(&url(), NoTls).await.expect("the marks can be kept");
         let mark = marks.peek(&LockName::new("shared/known").expect("a name")).await.expect("it answers");
         assert_eq!(mark.expect("it is sealed").token.get(), 34);
@@ -139,7 +139,7 @@ fn a_seal_at_one_instance_waits_for_the_write_under_way_at_the_other() {
 }
 
 #[test]
-fn an_instance_that_lost_its_turn_midway_leaves_doubt_and_undoes_nothing() {
+fn a_write_whose_instance_lost_its_turn_has_an_unknown_outcome() {
     check(async {
         let [one, other] = instances("shared/lost").await;
         one.send("33; seal", "").await;
@@ -160,7 +160,7 @@ fn an_instance_that_lost_its_turn_midway_leaves_doubt_and_undoes_nothing() {
 }
 
 #[test]
-fn what_is_kept_changes_only_if_it_is_as_it_was_found() {
+fn a_stored_mark_changes_only_by_compare_and_set() {
     check(async {
         let marks = PostgresMarks::connect(&url(), NoTls).await.expect("the marks can be kept");
         let name = LockName::new("shared/it's \\ compared").expect("a name");
@@ -168,13 +168,13 @@ fn what_is_kept_changes_only_if_it_is_as_it_was_found() {
             let mark = Mark { token: Token::new(token).expect("a token"), seq: Seq::NONE };
             MarkRecord { mark: Some(mark), ..MarkRecord::default() }
         };
-        let mut first = marks.lock(&name).await.expect("nobody has it");
+        let mut first = marks.lock(&name).await.expect("it is free");
         first.save(sealed(33)).await.expect("there is nothing yet");
         first.save(sealed(34)).await.expect("it is as it was left");
         drop(first);
-        let mut lock = marks.lock(&name).await.expect("nobody has it any more");
+        let mut lock = marks.lock(&name).await.expect("it is free again");
         assert_eq!(*lock.record(), sealed(34));
-        // As if the lock had been lost, and another had the turn.
+        // As if the lock had been lost, and another instance had the turn.
         let raise = "UPDATE palisade_http.marks SET token = 36, version = version + 1 WHERE resource = $1";
         assert_eq!(database().await.execute(raise, &[&name.as_str()]).await.expect("it answers"), 1);
         let error = lock.save(sealed(35)).await.expect_err("it would undo what the other has kept");
@@ -183,7 +183,7 @@ fn what_is_kept_changes_only_if_it_is_as_it_was_found() {
     });
 }
 
-/// A write is begun at this instance, and its turn is lost midway.
+/// Begins a write at this instance, and ends its turn midway.
 async fn lose(instance: &Instance, database: &Client, lock: &str, header: &str) {
     instance.behind.permits.forget_permits(100);
     let mut arrived = instance.behind.arrived.subscribe();
@@ -199,14 +199,14 @@ async fn lose(instance: &Instance, database: &Client, lock: &str, header: &str) 
 }
 
 #[test]
-fn an_older_doubt_does_not_shorten_a_newer_one() {
+fn an_older_unknown_outcome_does_not_shorten_the_quarantine_of_a_newer_one() {
     check(async {
         let limits = Limits { quarantine: Duration::from_millis(500), ..Limits::default() };
         let [one, other] = instances_at("shared/doubts", [&url(), &url()], limits).await;
         let database = database().await;
         one.send("33; seal", "").await;
         lose(&one, &database, "shared/doubts", "33; seq=1").await;
-        // It is the other one that ends this doubt.
+        // The other instance ends this quarantine.
         until("the other instance seals", async || !other.send("34; seal", "").await.starts_with("shut")).await;
         lose(&other, &database, "shared/doubts", "34; seq=1").await;
         let said = one.send("35; seal", "").await;
@@ -240,7 +240,7 @@ fn a_write_that_takes_longer_than_a_connection_may_be_idle_keeps_its_turn() {
         let permits = one.behind.permits.clone();
         let write = tokio::spawn(async move { one.send("33; seq=1", "slow").await });
         arrived.wait_for(|arrived| *arrived == 1).await.expect("it is there");
-        // How long it takes is the matter.
+        // The long duration is what is tested.
         tokio::time::sleep(Duration::from_millis(600)).await;
         permits.add_permits(100);
         assert_eq!(write.await.expect("no panic"), "admitted");
@@ -249,7 +249,7 @@ fn a_write_that_takes_longer_than_a_connection_may_be_idle_keeps_its_turn() {
 }
 
 #[test]
-fn a_pooler_that_takes_the_connection_away_is_refused() {
+fn a_pooler_in_transaction_mode_is_refused() {
     check(async {
         let place = tempfile::tempdir().expect("a directory");
         let server = Postgres::shared().unwrap_or_else(|absent| panic!("{absent}"));
@@ -260,7 +260,7 @@ fn a_pooler_that_takes_the_connection_away_is_refused() {
 }
 
 #[test]
-fn marks_are_on_the_disk_whatever_the_role_says() {
+fn marks_are_durable_whatever_the_role_sets() {
     check(async {
         let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
         let mut server = Postgres::start(place.path()).expect("a PostgreSQL");

@@ -1,4 +1,4 @@
-//! The reference.
+//! The fence in memory, which is the reference.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,5 @@
-//! Processes that write are killed -9 and overtaken again and again: nothing that was acknowledged is lost, nothing is
-//! applied twice, and the mark and the data agree.
+//! Writer processes are killed -9 and overtaken repeatedly: no acknowledged write is lost, none is applied twice,
+//! and the mark and the data agree.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -25,7 +25,7 @@ fn check(promise: impl Future<Output = ()>) {
 struct Writer {
     process: Child,
     reports: Receiver<String>,
-    /// The last number that was acknowledged to it, and how many were.
+    /// The last acknowledged number, and the count of them.
     last: u64,
     count: u64,
 }
@@ -68,7 +68,7 @@ impl Writer {
     }
 }
 
-/// What is there: the mark, and the token, the write and the number that the data say.
+/// The stored mark, and the token, the write and the number in the data.
 type Found = (Option<Mark>, (u64, u64, u64));
 
 async fn rounds(kind: &str, path: &Path, look: impl AsyncFn() -> Result<Found, Error>) {
@@ -77,12 +77,12 @@ async fn rounds(kind: &str, path: &Path, look: impl AsyncFn() -> Result<Found, E
     for round in 1..=kills {
         let mut writer = Writer::start(kind, path, round * 2);
         for _ in 0..round % 5 {
-            assert!(writer.wrote(), "nobody has overtaken it");
+            assert!(writer.wrote(), "it was not overtaken");
         }
         if round % 3 == 0 {
-            // Another one takes over while the first one still writes.
+            // Another writer takes over while the first one still writes.
             let mut newer = Writer::start(kind, path, round * 2 + 1);
-            assert!(newer.wrote(), "nobody has overtaken it");
+            assert!(newer.wrote(), "it was not overtaken");
             counted += writer.end().count;
             writer = newer;
         }
@@ -92,7 +92,7 @@ async fn rounds(kind: &str, path: &Path, look: impl AsyncFn() -> Result<Found, E
         if let Some(mark) = mark.filter(|mark| mark.seq.get() > 0) {
             assert_eq!((mark.token.get(), mark.seq.get()), (token, seq), "round {round}: mark and data agree");
         }
-        // What was killed may have been done without having been told.
+        // A write may have been applied before its writer was killed.
         assert!((counted..=counted + killed).contains(&number), "round {round}: {number}, acknowledged {counted}");
     }
     assert!(counted > kills, "they got something done");
@@ -106,7 +106,7 @@ fn numbers(line: &str) -> (u64, u64, u64) {
 }
 
 #[test]
-fn a_file_survives() {
+fn a_file_survives_kills_of_its_writers() {
     check(async {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("number");
@@ -119,7 +119,7 @@ fn a_file_survives() {
 }
 
 #[test]
-fn a_folder_survives() {
+fn a_folder_survives_kills_of_its_writers() {
     check(async {
         let folder = tempfile::tempdir().expect("a folder");
         let look = async || {
@@ -131,7 +131,7 @@ fn a_folder_survives() {
 }
 
 #[test]
-fn a_table_survives() {
+fn a_table_survives_kills_of_its_writers() {
     check(async {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("numbers.db");
@@ -152,7 +152,7 @@ fn a_table_survives() {
 }
 
 #[test]
-fn an_object_survives() {
+fn an_object_survives_kills_of_its_writers() {
     check(async {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
         let server = S3::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));

@@ -1,4 +1,4 @@
-//! MariaDB, a real one.
+//! The fence in a real MariaDB.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -36,7 +36,7 @@ impl Numbers {
     }
 }
 
-/// One row of the table, under a mark of its own.
+/// One row of the table, with a separate mark.
 #[derive(Clone)]
 struct OneRow {
     rows: Rows,
@@ -101,7 +101,7 @@ fn token(number: u64) -> Token {
     Token::new(number).expect("a token")
 }
 
-/// A table of its own, under a mark of its own, with triggers that protect it.
+/// Creates a table with a separate mark and triggers that protect it.
 async fn protected(server: &MariaDb, table: &str) -> Rows {
     server.run(&format!("CREATE TABLE {table} (id INT PRIMARY KEY, total INT)")).expect("a table");
     let mysql = MySql::install(&server.url()).await.expect("it is there");
@@ -110,8 +110,8 @@ async fn protected(server: &MariaDb, table: &str) -> Rows {
     mysql.rows(table).expect("a good name")
 }
 
-/// What the client of the command line says, errors included.
-fn said(server: &MariaDb, sql: &str) -> String {
+/// Runs SQL with the command-line client, and returns its output, errors included.
+fn run_sql(server: &MariaDb, sql: &str) -> String {
     server.run(sql).unwrap_or_else(|error| error.to_string())
 }
 
@@ -135,26 +135,26 @@ fn any_client_is_fenced_by_triggers() {
             "INSERT INTO plain VALUES (1, 0) ON DUPLICATE KEY UPDATE total = 0",
             "CALL palisade_fence_check('plain')",
         ] {
-            assert!(said(server, write).contains("45F02"), "without a token: {write}");
+            assert!(run_sql(server, write).contains("45F02"), "without a token: {write}");
             assert!(
-                said(server, &format!("SET @palisade_fence_token = 34; {write}")).contains("45F03"),
+                run_sql(server, &format!("SET @palisade_fence_token = 34; {write}")).contains("45F03"),
                 "not sealed: {write}"
             );
             assert!(
-                said(server, &format!("SET @palisade_fence_token = 32; {write}")).contains("45F01"),
+                run_sql(server, &format!("SET @palisade_fence_token = 32; {write}")).contains("45F01"),
                 "stale: {write}"
             );
         }
-        assert_eq!(said(server, "SELECT * FROM plain"), "1\t10\n");
-        assert_eq!(said(server, "CALL palisade_fence_seal('plain', 34); UPDATE plain SET total = 11"), "");
+        assert_eq!(run_sql(server, "SELECT * FROM plain"), "1\t10\n");
+        assert_eq!(run_sql(server, "CALL palisade_fence_seal('plain', 34); UPDATE plain SET total = 11"), "");
         let error = handle.execute(Statement::new("UPDATE plain SET total = 0")).await.expect_err("it was overtaken");
         assert_eq!(error.overtaken_by(), Some(token(34)));
-        let stale = said(server, "CALL palisade_fence_seal('plain', 33)");
+        let stale = run_sql(server, "CALL palisade_fence_seal('plain', 33)");
         assert!(stale.contains("45F04") && stale.contains("token 34 has sealed plain"), "{stale}");
-        // Both possible causes, and the way out of the second.
+        // The message names both possible causes, and the remedy for the second.
         let ways = "stale holder, or engine behind: palisade tokens raise --above 34 --url ENGINE";
         assert!(stale.contains(ways), "{stale}");
-        assert_eq!(said(server, "SELECT * FROM plain"), "1\t11\n");
+        assert_eq!(run_sql(server, "SELECT * FROM plain"), "1\t11\n");
     });
 }
 
@@ -164,35 +164,38 @@ fn any_client_can_number_its_writes() {
         let Numbers(server) = Numbers::new();
         let server = &server.0;
         protected(server, "numbered").await;
-        assert_eq!(said(server, "CALL palisade_fence_seal('numbered', 33); INSERT INTO numbered VALUES (1, 0)"), "");
+        assert_eq!(
+            run_sql(server, "CALL palisade_fence_seal('numbered', 33); INSERT INTO numbered VALUES (1, 0)"),
+            ""
+        );
         let write = |seq: u64| {
             format!(
                 "SET @palisade_fence_token = 33; START TRANSACTION; CALL palisade_fence_number('numbered', {seq}); \
              UPDATE numbered SET total = total + 1; COMMIT"
             )
         };
-        assert_eq!(said(server, &write(1)), "");
-        assert!(said(server, &write(1)).contains("45F06"), "it was done before");
-        assert!(said(server, &write(3)).contains("45F07"), "it is not the next");
-        assert_eq!(said(server, &write(2)), "");
-        assert_eq!(said(server, "SELECT total FROM numbered"), "2\n");
+        assert_eq!(run_sql(server, &write(1)), "");
+        assert!(run_sql(server, &write(1)).contains("45F06"), "it was done before");
+        assert!(run_sql(server, &write(3)).contains("45F07"), "it is not the next");
+        assert_eq!(run_sql(server, &write(2)), "");
+        assert_eq!(run_sql(server, "SELECT total FROM numbered"), "2\n");
     });
 }
 
-/// Says what a session says to these statements, one after the other, each in a round trip: the SQLSTATE of the last.
+/// Runs these statements one by one. Returns the SQLSTATE of the last.
 async fn outcome(session: &mut Conn, statements: &[&str]) -> String {
     let mut last = "done".to_owned();
     for statement in statements {
         last = match session.query_drop(*statement).await {
             Ok(()) => "done".to_owned(),
-            Err(mysql_async::Error::Server(said)) => said.state,
+            Err(mysql_async::Error::Server(reply)) => reply.state,
             Err(other) => panic!("{statement}: {other}"),
         };
     }
     last
 }
 
-/// A table whose rows have marks by a column of this type, if they can have.
+/// Creates a table whose rows have marks by a column of this type, if that is possible.
 async fn by_row(server: &MariaDb, table: &str, kind: &str) -> Result<MySql, Error> {
     server.run(&format!("CREATE TABLE {table} (id INT PRIMARY KEY, k {kind}, total INT)")).expect("a table");
     let mysql = MySql::install(&server.url()).await.expect("it is there");
@@ -200,7 +203,7 @@ async fn by_row(server: &MariaDb, table: &str, kind: &str) -> Result<MySql, Erro
     mysql.protect(table, &scope).await.map(|()| mysql)
 }
 
-/// What sessions differ in.
+/// Settings in which sessions differ.
 const SESSIONS: [&str; 6] = [
     "SET time_zone = '+00:00'",
     "SET time_zone = '+05:30', sql_mode = ''",
@@ -243,13 +246,13 @@ fn a_rows_mark_has_one_name_in_every_session() {
                 let newest = ["SET @palisade_fence_token = 34", &update];
                 assert_eq!(outcome(&mut client, &newest).await, "done", "{kind}: {session}");
             }
-            assert_eq!(said(server, &format!("SELECT total FROM {table}")), format!("{}\n", SESSIONS.len()));
+            assert_eq!(run_sql(server, &format!("SELECT total FROM {table}")), format!("{}\n", SESSIONS.len()));
         }
     });
 }
 
 #[test]
-fn a_column_that_has_no_such_name_is_refused() {
+fn a_key_column_without_a_stable_text_is_refused() {
     check(async {
         let Numbers(server) = Numbers::new();
         for (at, kind) in [
@@ -269,7 +272,7 @@ fn a_column_that_has_no_such_name_is_refused() {
             let table = format!("nameless_{at}");
             let error = by_row(&server.0, &table, kind).await.err().unwrap_or_else(|| panic!("{kind} is accepted"));
             assert!(error.to_string().contains("its column k cannot name rows"), "{kind}: {error}");
-            assert_eq!(said(&server.0, &format!("INSERT INTO {table} (id) VALUES (1)")), "", "nothing was made");
+            assert_eq!(run_sql(&server.0, &format!("INSERT INTO {table} (id) VALUES (1)")), "", "nothing was made");
         }
         let mysql = MySql::install(&server.0.url()).await.expect("it is there");
         let scope = Scope::Row { name: "x".to_owned(), column: "nowhere".to_owned() };
@@ -283,13 +286,13 @@ fn a_row_without_a_key_is_refused_as_such() {
     check(async {
         let Numbers(server) = Numbers::new();
         by_row(&server.0, "keyless", "INT").await.expect("it has triggers");
-        let refused = said(&server.0, "SET @palisade_fence_token = 1; INSERT INTO keyless VALUES (1, NULL, 0)");
+        let refused = run_sql(&server.0, "SET @palisade_fence_token = 1; INSERT INTO keyless VALUES (1, NULL, 0)");
         assert!(
             refused.contains("45F05") && refused.contains("a row whose key is NULL cannot be fenced"),
             "{refused}"
         );
-        assert!(said(&server.0, "CALL palisade_fence_seal(NULL, 1)").contains("45F05"));
-        assert!(said(&server.0, "CALL palisade_fence_number(NULL, 1)").contains("45F05"));
+        assert!(run_sql(&server.0, "CALL palisade_fence_seal(NULL, 1)").contains("45F05"));
+        assert!(run_sql(&server.0, "CALL palisade_fence_number(NULL, 1)").contains("45F05"));
     });
 }
 
@@ -300,7 +303,7 @@ fn a_name_is_the_same_in_every_character_set() {
         let mysql = MySql::install(&server.0.url()).await.expect("it is there");
         drop(Sealed::seal(mysql.rows("straße").expect("a name"), token(34)).await.expect("it is new"));
         let mut client = Conn::from_url(server.0.url()).await.expect("a connection");
-        // What the client sends is UTF-8; the server is told what it means.
+        // The client sends UTF-8, and tells the server so.
         for name in ["_utf8mb4 x'73747261c39f65'", "CONVERT(_utf8mb4 x'73747261c39f65' USING latin1)"] {
             let stale = ["SET @palisade_fence_token = 33", &format!("CALL palisade_fence_check({name})")];
             assert_eq!(outcome(&mut client, &stale).await, "45F01", "{name}");
@@ -323,22 +326,25 @@ fn a_name_is_the_same_in_every_character_set() {
 }
 
 #[test]
-fn a_token_that_is_none_is_refused() {
+fn an_invalid_token_is_refused() {
     check(async {
         let Numbers(server) = Numbers::new();
         protected(&server.0, "tokens").await;
-        assert_eq!(said(&server.0, "CALL palisade_fence_seal('tokens', 34); INSERT INTO tokens VALUES (1, 0)"), "");
+        assert_eq!(
+            run_sql(&server.0, "CALL palisade_fence_seal('tokens', 34); INSERT INTO tokens VALUES (1, 0)"),
+            ""
+        );
         for shown in ["'34x'", "'34 '", "34.0", "3.4e1 + 0.5", "-34", "''", "'0x22'", "99999999999999999999"] {
             let refused =
-                said(&server.0, &format!("SET @palisade_fence_token = {shown}; UPDATE tokens SET total = 1"));
+                run_sql(&server.0, &format!("SET @palisade_fence_token = {shown}; UPDATE tokens SET total = 1"));
             assert!(refused.contains("45F05"), "{shown}: {refused}");
         }
-        assert_eq!(said(&server.0, "SET @palisade_fence_token = '34'; UPDATE tokens SET total = 1"), "");
+        assert_eq!(run_sql(&server.0, "SET @palisade_fence_token = '34'; UPDATE tokens SET total = 1"), "");
     });
 }
 
 #[test]
-fn a_seal_is_refused_in_a_transaction_which_stays_as_it_was() {
+fn a_seal_inside_a_transaction_is_refused_and_leaves_the_transaction_as_it_was() {
     check(async {
         let Numbers(server) = Numbers::new();
         protected(&server.0, "inside").await;
@@ -361,13 +367,13 @@ fn a_seal_is_refused_in_a_transaction_which_stays_as_it_was() {
                 assert_eq!(outcome(&mut client, &["COMMIT", "SET autocommit = 1"]).await, "done");
             }
         }
-        assert_eq!(said(&server.0, "SELECT COUNT(*) FROM diary"), "8\n", "what was written before is there");
-        assert_eq!(said(&server.0, "SELECT COUNT(*) FROM palisade_fence_marks WHERE resource = 'inside'"), "0\n");
-        // Where every statement begins a transaction, a seal ends its own, and nothing takes it back.
+        assert_eq!(run_sql(&server.0, "SELECT COUNT(*) FROM diary"), "8\n", "what was written before is there");
+        assert_eq!(run_sql(&server.0, "SELECT COUNT(*) FROM palisade_fence_marks WHERE resource = 'inside'"), "0\n");
+        // Without autocommit, a seal commits its own transaction, and no rollback undoes it.
         let off = ["SET autocommit = 0", "CALL palisade_fence_seal('inside', 34)", "ROLLBACK"];
         assert_eq!(outcome(&mut client, &off).await, "done");
-        assert_eq!(said(&server.0, "SELECT token FROM palisade_fence_marks WHERE resource = 'inside'"), "34\n");
-        // One that is refused leaves the connection's token as it was.
+        assert_eq!(run_sql(&server.0, "SELECT token FROM palisade_fence_marks WHERE resource = 'inside'"), "34\n");
+        // A refused seal leaves the connection's token as it was.
         let superseded = ["SET autocommit = 1", "CALL palisade_fence_seal('inside', 33)"];
         assert_eq!(outcome(&mut client, &superseded).await, "45F04");
         assert_eq!(outcome(&mut client, &["INSERT INTO inside VALUES (1, 1)"]).await, "done");
@@ -375,20 +381,23 @@ fn a_seal_is_refused_in_a_transaction_which_stays_as_it_was() {
 }
 
 #[test]
-fn a_transaction_that_began_before_the_seal_is_not_let_read() {
+fn a_transaction_from_before_the_seal_may_not_read() {
     check(async {
         let Numbers(server) = Numbers::new();
         protected(&server.0, "snapshots").await;
         assert_eq!(
-            said(&server.0, "CALL palisade_fence_seal('snapshots', 33); INSERT INTO snapshots VALUES (1, 1)"),
+            run_sql(&server.0, "CALL palisade_fence_seal('snapshots', 33); INSERT INTO snapshots VALUES (1, 1)"),
             ""
         );
         let mut client = Conn::from_url(server.0.url()).await.expect("a connection");
         let begun =
             ["SET TRANSACTION ISOLATION LEVEL REPEATABLE READ", "START TRANSACTION", "SELECT * FROM snapshots"];
         assert_eq!(outcome(&mut client, &begun).await, "done");
-        assert_eq!(said(&server.0, "CALL palisade_fence_seal('snapshots', 33); UPDATE snapshots SET total = 2"), "");
-        assert_eq!(said(&server.0, "CALL palisade_fence_seal('snapshots', 34)"), "");
+        assert_eq!(
+            run_sql(&server.0, "CALL palisade_fence_seal('snapshots', 33); UPDATE snapshots SET total = 2"),
+            ""
+        );
+        assert_eq!(run_sql(&server.0, "CALL palisade_fence_seal('snapshots', 34)"), "");
         let check = ["SET @palisade_fence_token = 34", "CALL palisade_fence_check('snapshots')"];
         assert_eq!(outcome(&mut client, &check).await, "45F08", "it would read what was before");
         let again = ["ROLLBACK", "START TRANSACTION", "CALL palisade_fence_check('snapshots')"];
@@ -399,24 +408,24 @@ fn a_transaction_that_began_before_the_seal_is_not_let_read() {
 }
 
 #[test]
-fn protecting_again_does_what_was_asked_for() {
+fn protecting_again_replaces_the_protection() {
     check(async {
         let Numbers(server) = Numbers::new();
         let server = &server.0;
         protected(server, "first_name").await;
         let mysql = MySql::connect(&server.url()).await.expect("it is there");
         assert_eq!(
-            said(server, "CALL palisade_fence_seal('first_name', 34); CALL palisade_fence_seal('another', 50)"),
+            run_sql(server, "CALL palisade_fence_seal('first_name', 34); CALL palisade_fence_seal('another', 50)"),
             ""
         );
         // Another mark.
         mysql.protect("first_name", &Scope::Table("another".to_owned())).await.expect("it is replaced");
-        let under = |token: u64, sql: &str| said(server, &format!("SET @palisade_fence_token = {token}; {sql}"));
+        let under = |token: u64, sql: &str| run_sql(server, &format!("SET @palisade_fence_token = {token}; {sql}"));
         assert!(under(34, "INSERT INTO first_name VALUES (1, 1)").contains("45F01"));
         assert_eq!(under(50, "INSERT INTO first_name VALUES (1, 1)"), "");
         // A table that was renamed, and another of its name.
         assert_eq!(
-            said(server, "RENAME TABLE first_name TO second_name; CREATE TABLE first_name (id INT, total INT)"),
+            run_sql(server, "RENAME TABLE first_name TO second_name; CREATE TABLE first_name (id INT, total INT)"),
             ""
         );
         let problems = mysql.problems().await.expect("it may look");
@@ -436,17 +445,17 @@ fn protecting_again_does_what_was_asked_for() {
         let long = "x".repeat(64);
         server.run(&format!("CREATE TABLE {long} (id INT)")).expect("a table");
         mysql.protect(&long, &Scope::Table("another".to_owned())).await.expect("it has triggers");
-        assert!(said(server, &format!("INSERT INTO {long} VALUES (1)")).contains("45F02"));
-        // What is printed does not add to what is there.
+        assert!(run_sql(server, &format!("INSERT INTO {long} VALUES (1)")).contains("45F02"));
+        // Printing the SQL changes nothing.
         let printed = palisade_fence::mysql::protection("first_name", &Scope::Table("third".to_owned()));
         let call = printed.lines().find(|line| line.starts_with("CALL")).expect("it asks");
-        assert!(said(server, call).contains("has triggers of the fence already"));
+        assert!(run_sql(server, call).contains("has triggers of the fence already"));
         assert_eq!(under(50, "DELETE FROM first_name"), "");
     });
 }
 
 #[test]
-fn what_no_trigger_sees_is_refused_or_found() {
+fn changes_that_no_trigger_sees_are_refused_or_found() {
     check(async {
         let Numbers(server) = Numbers::new();
         let server = &server.0;
@@ -505,8 +514,8 @@ fn every_statement_that_writes_rows_is_fenced_by_row() {
         let server = &server.0;
         by_row(server, "all_ways", "INT UNIQUE").await.expect("it has triggers");
         let sealed = "CALL palisade_fence_seal('all_ways/1', 34); CALL palisade_fence_seal('all_ways/2', 34)";
-        assert_eq!(said(server, &format!("{sealed}; INSERT INTO all_ways VALUES (1, 1, 0), (2, 2, 0)")), "");
-        assert_eq!(said(server, "CALL palisade_fence_seal('all_ways/1', 35)"), "");
+        assert_eq!(run_sql(server, &format!("{sealed}; INSERT INTO all_ways VALUES (1, 1, 0), (2, 2, 0)")), "");
+        assert_eq!(run_sql(server, "CALL palisade_fence_seal('all_ways/1', 35)"), "");
         let file = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(file.path(), "1\t1\t9\n").expect("it is ours");
         let load = format!("LOAD DATA LOCAL INFILE '{}' REPLACE INTO TABLE all_ways", file.path().display());
@@ -520,15 +529,15 @@ fn every_statement_that_writes_rows_is_fenced_by_row() {
             "UPDATE all_ways SET k = 1 WHERE k = 2",
             &load,
         ] {
-            let stale = said(server, &format!("SET @palisade_fence_token = 34; {write}"));
+            let stale = run_sql(server, &format!("SET @palisade_fence_token = 34; {write}"));
             assert!(stale.contains("45F01"), "{write}: {stale}");
         }
-        assert_eq!(said(server, "SELECT * FROM all_ways"), "1\t1\t0\n2\t2\t0\n");
+        assert_eq!(run_sql(server, "SELECT * FROM all_ways"), "1\t1\t0\n2\t2\t0\n");
     });
 }
 
 #[test]
-fn rows_can_have_marks_of_their_own() {
+fn rows_can_have_separate_marks() {
     check(async {
         let Numbers(server) = Numbers::new();
         let server = &server.0;
@@ -547,21 +556,21 @@ fn rows_can_have_marks_of_their_own() {
         let mut two = Sealed::seal(mysql.rows("each_row/2").expect("a name"), token(34)).await.expect("it is new");
         two.execute(insert).await.expect("it is its row");
         one.execute(Statement::new("UPDATE each_row SET total = 1 WHERE id = 1")).await.expect("the handle goes on");
-        assert_eq!(said(server, "SELECT * FROM each_row"), "1\t1\n2\t0\n");
+        assert_eq!(run_sql(server, "SELECT * FROM each_row"), "1\t1\n2\t0\n");
     });
 }
 
-/// One looks at a time: the server makes its list of transactions anew only when nobody has read it for 100 ms.
-static LOOKING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+/// Lets one test poll at a time: the server renews its list of transactions only after no client has read it for 100 ms.
+static POLLING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Goes on with something until the server says that it waits for a lock. Its SQL has this in it.
+/// Polls `work` until the server shows that a statement with this text waits for a row.
 async fn until_it_waits<T>(server: &MariaDb, sql: &str, mut work: Pin<&mut impl Future<Output = T>>) {
     let waiting = format!(
         "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' AND trx_query LIKE '%{sql}%'"
     );
-    let _turn = LOOKING.lock().await;
+    let _turn = POLLING.lock().await;
     until("the work waits for a row", async || {
-        if said(server, &waiting) != "0\n" {
+        if run_sql(server, &waiting) != "0\n" {
             return true;
         }
         let is_done = std::future::poll_fn(|context| Poll::Ready(work.as_mut().poll(context).is_ready())).await;
@@ -572,13 +581,13 @@ async fn until_it_waits<T>(server: &MariaDb, sql: &str, mut work: Pin<&mut impl 
     .await;
 }
 
-/// How a resource's name stands in the adapter's SQL.
+/// Returns a resource's name as the adapter's SQL has it.
 fn hex(name: &str) -> String {
     name.bytes().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[test]
-fn a_seal_waits_for_a_transaction_under_an_older_token_and_then_shuts_it_out() {
+fn a_seal_waits_for_a_transaction_with_an_older_token_and_then_refuses_it() {
     check(async {
         let Numbers(server) = Numbers::new();
         let server = &server.0;
@@ -588,7 +597,10 @@ fn a_seal_waits_for_a_transaction_under_an_older_token_and_then_shuts_it_out() {
         running.query_drop("INSERT INTO waiting VALUES (1, 1)").await.expect("it is the newest");
         let mut seal = pin!(Sealed::seal(rows, token(34)));
         until_it_waits(server, &hex("waiting"), seal.as_mut()).await;
-        running.query_drop("INSERT INTO waiting VALUES (2, 2); COMMIT").await.expect("nobody was let in before");
+        running
+            .query_drop("INSERT INTO waiting VALUES (2, 2); COMMIT")
+            .await
+            .expect("no other token was accepted before");
         let sealed = seal.await.expect("it is newer");
         let found = sealed.query(Statement::new("SELECT id FROM waiting")).await.expect("read");
         assert_eq!(found.len(), 2, "what was committed before the seal is seen after it");
@@ -662,7 +674,7 @@ fn a_seal_cannot_come_between_the_check_and_the_write() {
 }
 
 #[test]
-fn a_change_that_is_rejected_changes_nothing_and_ends_nothing() {
+fn a_rejected_change_changes_nothing_and_leaves_the_handle_usable() {
     check(async {
         let Numbers(server) = Numbers::new();
         let mut rows = Sealed::seal(protected(&server.0, "rejecting").await, token(1)).await.expect("it is new");
@@ -687,7 +699,7 @@ fn a_change_that_is_rejected_changes_nothing_and_ends_nothing() {
 }
 
 #[test]
-fn a_place_that_cannot_be_fenced_is_refused() {
+fn a_table_that_cannot_be_fenced_is_refused() {
     check(async {
         let Numbers(server) = Numbers::new();
         server.0.run("CREATE DATABASE empty").expect("a database");
@@ -706,7 +718,7 @@ fn a_place_that_cannot_be_fenced_is_refused() {
     });
 }
 
-/// Like [`Numbers`], at a server that comes and goes.
+/// Like [`Numbers`], at a server that is restarted.
 #[derive(Clone)]
 struct Anywhere(String);
 
@@ -738,14 +750,14 @@ impl Subject for Anywhere {
 }
 
 #[test]
-fn a_server_that_is_killed_at_any_moment_keeps_its_word() {
+fn a_server_that_is_killed_at_any_moment_loses_no_acknowledged_write() {
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let mut server = MariaDb::start(place.path()).expect("a MariaDB");
     server.run(TABLE).expect("a table");
     check(MySql::install(&server.url())).expect("it is there");
     let mut dice = Dice::new(7);
     survive(&Anywhere(server.url()), super::kills(4), || {
-        // The moment of a kill is the matter.
+        // The random moment of the kill is what is tested.
         std::thread::sleep(Duration::from_micros(dice.roll(400_000) as u64));
         server.kill();
         server.restart().expect("it reads its files");
@@ -769,7 +781,7 @@ fn procedures_of_another_version_are_found_and_older_ones_are_replaced() {
                 server.run(sql).expect("it is made");
             }
         };
-        // One that checks nothing, from before there were versions.
+        // A procedure without checks, from before there were versions.
         put("");
         let error = MySql::connect(&server.url()).await.err().expect("it is older");
         assert!(
@@ -781,7 +793,7 @@ fn procedures_of_another_version_are_found_and_older_ones_are_replaced() {
             MySql::connect(&server.url()).await.expect("it is the same version").rows("orders").expect("a name");
         assert_eq!(orders.mark().await.expect("it is read").expect("it stays").token, token(34));
         assert!(
-            said(&server, "SET @palisade_fence_token = 33; INSERT INTO orders VALUES (1, 1)")
+            run_sql(&server, "SET @palisade_fence_token = 33; INSERT INTO orders VALUES (1, 1)")
                 .contains("token 34 has sealed")
         );
         put("palisade 99");

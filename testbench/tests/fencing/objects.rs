@@ -55,14 +55,14 @@ pub(crate) fn in_s3() -> Objects {
     Objects(S3::client(&address().to_string()).expect("a store"))
 }
 
-/// One for all tests; it ends with the thread that has started it, and that with the process.
+/// Returns the address of one server for all tests. It ends with this process.
 pub(crate) fn address() -> SocketAddr {
     static SERVER: LazyLock<SocketAddr> = LazyLock::new(|| {
         let (sender, started) = mpsc::channel();
         thread::spawn(move || {
             let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
             let server = S3::start(directory.path()).unwrap_or_else(|absent| panic!("{absent}"));
-            sender.send(server.address).expect("somebody waits");
+            sender.send(server.address).expect("the test waits");
             loop {
                 thread::park();
             }
@@ -87,13 +87,13 @@ fn a_store_without_conditions_is_refused() {
 }
 
 #[test]
-fn a_store_that_is_killed_at_any_moment_keeps_its_word() {
+fn a_store_that_is_killed_at_any_moment_loses_no_acknowledged_write() {
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let mut server = S3::start(place.path()).unwrap_or_else(|absent| panic!("{absent}"));
     let store = Objects(S3::client(&server.address.to_string()).expect("a store"));
     let mut dice = palisade_testbench::faulty_disk::Dice::new(7);
     survive(&store, super::kills(5), || {
-        // The moment of a kill is the matter.
+        // The random moment of the kill is what is tested.
         thread::sleep(std::time::Duration::from_micros(dice.roll(500_000) as u64));
         server.kill();
         server.restart().expect("it reads its files");
@@ -111,7 +111,7 @@ async fn twice(name: &str) -> (Faults, Object, Object) {
     (faults, faulty.open(name).await.expect("a path"), in_s3().open(name).await.expect("a path"))
 }
 
-/// Does something, while the answer to its next put is lost and `meanwhile` happens before the store client tries again.
+/// Does `work`. The reply to its next put is lost, and `meanwhile` runs before the store client retries.
 async fn losing<T>(faults: &Faults, how: Loss, work: impl Future<Output = T>, meanwhile: impl AsyncFnOnce()) -> T {
     faults.lose_next(how);
     let meanwhile = async {
@@ -152,7 +152,7 @@ fn a_put_that_was_overtaken_before_the_store_client_repeated_it_may_have_happene
                 let newer = Sealed::seal(direct.clone(), token(34)).await.expect("it is newer");
                 assert_eq!(newer.get().await.expect("it is sealed"), "second", "it was carried out");
             });
-            let error = written.await.expect_err("nobody can say that it was carried out");
+            let error = written.await.expect_err("its outcome is unknown");
             assert!(error.may_have_taken_effect() && !error.is_retryable(), "{error}");
             assert!(error.to_string().contains("34"), "{error}");
             assert!(!paused.is_settled());
@@ -173,7 +173,7 @@ fn a_put_that_another_handle_followed_before_the_store_client_repeated_it_may_ha
                 assert_eq!(two.get().await.expect("it is sealed"), "one");
                 two.put("two").await.expect("it is sealed");
             });
-            let error = written.await.expect_err("nobody can say that it was carried out");
+            let error = written.await.expect_err("its outcome is unknown");
             assert!(error.may_have_taken_effect(), "{error}");
         }
     });
@@ -186,9 +186,9 @@ fn a_put_whose_object_was_replaced_from_outside_may_have_happened() {
         let mut sealed = Sealed::seal(faulty, token(33)).await.expect("it is new");
         let store = in_s3().0;
         let written = losing(&faults, Loss::Broken, sealed.put("one"), async || {
-            store.put(&"outside".into(), "plain".into()).await.expect("anybody can");
+            store.put(&"outside".into(), "plain".into()).await.expect("the store has no fence");
         });
-        let error = written.await.expect_err("nobody can say that it was carried out");
+        let error = written.await.expect_err("its outcome is unknown");
         assert!(error.may_have_taken_effect(), "{error}");
     });
 }

@@ -1,4 +1,4 @@
-//! PostgreSQL: each name has a schema of its own, in which a protected table has one row.
+//! The fence in PostgreSQL: each name has a separate schema, with a protected table of one row.
 
 use palisade_fence::postgres::{self, Change, Sql};
 use palisade_fence::{Error, ErrorKind};
@@ -14,7 +14,7 @@ impl Tables {
         Tables(Postgres::shared().unwrap_or_else(|absent| panic!("{absent}")))
     }
 
-    /// The table of this name, unless it is there.
+    /// Creates the table of this name, unless it exists.
     async fn make(&self, name: &str) -> Result<(), Error> {
         let failed = |error: tokio_postgres::Error| Error::new(ErrorKind::unknown("no table", error), name, "open");
         let (mut client, connection) = tokio_postgres::connect(&self.0.url(), NoTls).await.map_err(failed)?;
@@ -24,7 +24,7 @@ impl Tables {
         let sql = format!("CREATE SCHEMA \"{name}\"; CREATE TABLE {table} AS SELECT 0::bigint AS number");
         match client.batch_execute(&sql).await {
             Ok(()) => postgres::protect(&mut client, &table, name).await,
-            // It is there.
+            // It exists.
             Err(error) if error.code().is_some_and(|code| code.code() == "42P06") => Ok(()),
             Err(error) => Err(failed(error)),
         }

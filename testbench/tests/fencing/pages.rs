@@ -1,4 +1,4 @@
-//! What `docs/fencing` shows, on the real thing.
+//! Runs the commands of `docs/fencing` on real stores.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use palisade_testbench::servers::{MariaDb, Redis, S3};
 
 use crate::check;
 
-/// A shell in which these programs are what their scripts say.
+/// A shell with scripts in place of some programs.
 struct Shell<'a> {
     bin: &'a Path,
 }
@@ -23,7 +23,7 @@ impl Shell<'_> {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is ours");
     }
 
-    /// What a command line prints, errors included.
+    /// Runs a command line, and returns its output, errors included.
     fn run(&self, line: &str) -> String {
         let path = std::env::var("PATH").unwrap_or_default();
         let mut shell = Command::new("bash");
@@ -32,7 +32,7 @@ impl Shell<'_> {
         String::from_utf8(output.stdout).expect("text")
     }
 
-    /// Runs every command line of a page, and compares.
+    /// Runs every command line of a page, and compares the output.
     fn check(&self, page: &str) {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/fencing");
         let text = fs::read_to_string(root.join(page)).expect("the page is there");
@@ -45,10 +45,10 @@ impl Shell<'_> {
             let expected: Vec<&str> =
                 lines[at + 1..].iter().take_while(|line| !line.starts_with("$ ")).copied().collect();
             let printed = self.run(command);
-            // The client of MariaDB repeats a statement that fails, between lines.
-            let said: Vec<&str> = printed.split("--------------\n").step_by(2).flat_map(str::lines).collect();
-            let said: Vec<&str> = said.into_iter().filter(|line| !line.is_empty()).collect();
-            assert_eq!(said, expected, "{page}: {command}");
+            // The client of MariaDB prints a failed statement between two rules.
+            let reply: Vec<&str> = printed.split("--------------\n").step_by(2).flat_map(str::lines).collect();
+            let reply: Vec<&str> = reply.into_iter().filter(|line| !line.is_empty()).collect();
+            assert_eq!(reply, expected, "{page}: {command}");
             at += 1 + expected.len();
         }
     }
@@ -91,7 +91,7 @@ fn the_page_about_objects_is_true() {
         orders.put("[1, 2]\n").await.expect("it is sealed");
         let bin = tempfile::tempdir().expect("a directory");
         let shell = Shell { bin: bin.path() };
-        // `aws s3 cp s3://BUCKET/OBJECT -`, as far as it is needed; who wrote is another each time.
+        // `aws s3 cp s3://BUCKET/OBJECT -`, as far as it is needed. The writer's name differs each time.
         let place =
             "http://ADDRESS/fenced/page/${3#s3://bucket/}".replace("ADDRESS", &crate::objects::address().to_string());
         let user = format!("{}:{}", S3::KEY, S3::SECRET);

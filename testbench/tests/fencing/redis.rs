@@ -1,4 +1,4 @@
-//! Redis, a real one.
+//! The fence in a real Redis.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl Subject for Numbers {
     }
 
     fn set(&self, number: u64) -> Command {
-        // With the value before as its outcome.
+        // The outcome is the value before.
         Command::new("SET").arg(number).arg("GET")
     }
 
@@ -62,7 +62,7 @@ fn number(answer: &Value) -> u64 {
     }
 }
 
-/// A resource that nothing else uses, with what it is called.
+/// Returns the resource of this name.
 async fn keys(server: &servers::Redis, name: &str) -> Keys {
     Redis::install(&server.url()).await.expect("it is there").keys(name).expect("a good name")
 }
@@ -71,7 +71,7 @@ fn token(number: u64) -> Token {
     Token::new(number).expect("a token")
 }
 
-/// Asks as any other client would; says what came, errors included.
+/// Runs `redis-cli`, and returns its output, errors included.
 fn redis_cli(server: &servers::Redis, words: &str) -> String {
     let mut cli = std::process::Command::new("redis-cli");
     cli.args(["--no-raw", "-p", &server.address.port().to_string()]).args(words.split(' '));
@@ -80,7 +80,7 @@ fn redis_cli(server: &servers::Redis, words: &str) -> String {
 }
 
 #[test]
-fn the_usual_commands_have_their_answers() {
+fn common_commands_return_their_results() {
     check(async {
         let Numbers(server) = Numbers::new();
         let orders = keys(&server.0, "usual").await;
@@ -100,7 +100,7 @@ fn the_usual_commands_have_their_answers() {
 }
 
 #[test]
-fn a_change_that_is_rejected_changes_nothing_and_ends_nothing() {
+fn a_rejected_change_changes_nothing_and_leaves_the_handle_usable() {
     check(async {
         let Numbers(server) = Numbers::new();
         let mut orders = Sealed::seal(keys(&server.0, "rejected").await, token(1)).await.expect("it is new");
@@ -119,7 +119,7 @@ fn a_change_that_is_rejected_changes_nothing_and_ends_nothing() {
 }
 
 #[test]
-fn a_mark_that_was_lost_is_never_silently_made_anew() {
+fn a_lost_mark_is_never_silently_created_again() {
     check(async {
         let Numbers(server) = Numbers::new();
         let orders = keys(&server.0, "evicted").await;
@@ -131,7 +131,7 @@ fn a_mark_that_was_lost_is_never_silently_made_anew() {
         let error = Sealed::seal(orders.clone(), token(33)).await.expect_err("there are data without a mark");
         assert!(matches!(error.kind(), ErrorKind::Misuse { .. }), "{error}");
         assert_eq!(redis_cli(&server.0, "GET evicted"), "\"1\"");
-        orders.adopt(token(40)).await.expect("somebody has looked");
+        orders.adopt(token(40)).await.expect("an operator has checked the data");
         assert!(Sealed::seal(orders, token(39)).await.is_err());
     });
 }
@@ -165,7 +165,7 @@ fn any_client_is_fenced_by_the_same_calls() {
 }
 
 #[test]
-fn senseless_calls_are_refused_and_change_nothing() {
+fn invalid_calls_are_refused_and_change_nothing() {
     let Numbers(server) = Numbers::new();
     check(keys(&server.0, "senseless"));
     let mark = "palisade:{senseless}";
@@ -243,20 +243,20 @@ fn no_command_reaches_a_mark() {
         "2 MARK reached 33 2 0 SELECT",
         "2 MARK maxmemory 33 2 0 CONFIG",
         "2 MARK CREATE 33 2 0 XGROUP MARK g $",
-        // Another mark, and what belongs to the engine.
+        // Another mark, and a key of the engine.
         "2 MARK palisade:{reached-too} 33 2 0 DEL",
         "3 MARK reached palisade:{reached-too} 33 2 0 RENAME",
         "2 MARK palisade:{palisade}:locks 33 2 0 DEL",
     ] {
-        let said = call(&format!("palisade_write {write}"));
-        assert!(said.starts_with("(error) MISUSE"), "{write}: {said}");
+        let reply = call(&format!("palisade_write {write}"));
+        assert!(reply.starts_with("(error) MISUSE"), "{write}: {reply}");
     }
     for read in
         ["2 MARK reached 33 MGET MARK", "2 MARK reached 33 SORT", "2 MARK MARK 33 GET", "2 MARK reached 33 DUMP"]
     {
         assert!(call(&format!("palisade_read {read}")).starts_with("(error) MISUSE"), "{read}");
     }
-    // What holds data is not taken for a mark, nor overwritten by one.
+    // A key with data is not taken for a mark, nor overwritten by one.
     for other in ["reached", "palisade:reached", "palisade:{}", "palisade:{a}b", "palisade:{palisade}:locks"] {
         for words in [
             "palisade_seal 1 KEY 99",
@@ -264,8 +264,8 @@ fn no_command_reaches_a_mark() {
             "palisade_settle 1 KEY 33 2 0",
             "palisade_read 2 KEY x 33 GET",
         ] {
-            let said = call(&words.replace("KEY", other));
-            assert!(said.starts_with("(error) MISUSE"), "{words} {other}: {said}");
+            let reply = call(&words.replace("KEY", other));
+            assert!(reply.starts_with("(error) MISUSE"), "{words} {other}: {reply}");
         }
     }
     assert_eq!(call("palisade_mark 1 MARK"), "1) (integer) 33\n2) (integer) 1");
@@ -322,7 +322,7 @@ fn a_user_without_access_to_the_mark_writes_nothing() {
 }
 
 #[test]
-fn a_replica_is_not_asked() {
+fn a_replica_refuses_reads_and_seals() {
     check(async {
         let place = tempfile::tempdir().expect("a directory");
         let primary = servers::Redis::start_with(&place.path().join("primary"), &[]).expect("a Redis");
@@ -348,7 +348,7 @@ fn in_a_cluster_the_keys_are_found_and_must_be_together() {
         redis_cli(&one, "CLUSTER ADDSLOTSRANGE 0 8191");
         redis_cli(&two, "CLUSTER ADDSLOTSRANGE 8192 16383");
         redis_cli(&one, &format!("CLUSTER MEET 127.0.0.1 {}", two.address.port()));
-        // They find each other by themselves, sooner or later.
+        // The nodes find each other after a while.
         let is_up = |node: &servers::Redis| redis_cli(node, "CLUSTER INFO").contains("cluster_state:ok");
         until("the cluster is up", async || is_up(&one) && is_up(&two)).await;
         Redis::install(&two.url()).await.expect("it is there");
@@ -364,7 +364,7 @@ fn in_a_cluster_the_keys_are_found_and_must_be_together() {
     });
 }
 
-/// Like [`Numbers`], at a server that comes and goes.
+/// Like [`Numbers`], at a server that is restarted.
 #[derive(Clone)]
 struct Anywhere(String);
 
@@ -397,13 +397,13 @@ impl Subject for Anywhere {
 }
 
 #[test]
-fn a_server_that_is_killed_at_any_moment_keeps_its_word() {
+fn a_server_that_is_killed_at_any_moment_loses_no_acknowledged_write() {
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let mut server = servers::Redis::start(place.path(), "always").expect("a Redis");
     let mut dice = Dice::new(7);
     check(keys(&server, "any"));
     survive(&Anywhere(server.url()), super::kills(15), || {
-        // The moment of a kill is the matter.
+        // The random moment of the kill is what is tested.
         std::thread::sleep(std::time::Duration::from_micros(dice.roll(150_000) as u64));
         server.kill();
         server.restart().expect("it reads its files");

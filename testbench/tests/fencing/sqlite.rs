@@ -1,4 +1,4 @@
-//! SQLite, from Rust and from its own shell.
+//! The fence in SQLite, from Rust and from the shell `sqlite3`.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::check;
 
-/// Each resource is a database of its own; one that is protected, as seen through the connection that has the token.
+/// Each resource is a separate database with a protected table.
 #[derive(Clone)]
 struct Tables(Arc<TempDir>);
 
@@ -63,7 +63,7 @@ impl Subject for Tables {
 
     fn impossible(&self) -> Vec<Work> {
         let work = |sql| Work::new(move |transaction| transaction.execute_batch(sql).map(|()| Value::Null));
-        // It leaves ending the transaction to the handle.
+        // The handle ends the transaction.
         let ended = ["DELETE FROM numbers; COMMIT", "DELETE FROM numbers; ROLLBACK"].map(work);
         ["INSERT INTO numbers VALUES (1, 2)", "UPDATE absent SET number = 7"]
             .map(work)
@@ -79,15 +79,15 @@ fn token(number: u64) -> Token {
     Token::new(number).expect("a token")
 }
 
-/// Feeds the shell; it goes on after an error, as it does for a person.
+/// Runs SQL in the shell, which continues after an error.
 fn shell(path: &Path, sql: &str) -> Output {
     let shell = output(Command::new("sqlite3").arg(path).arg(sql));
     shell.expect("sqlite3 is not installed: run scripts/setup")
 }
 
 fn refused(output: &Output, wanted: &str) {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains(wanted), "{said}");
+    let reply = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && reply.contains(wanted), "{reply}");
 }
 
 fn done(output: &Output) -> String {
@@ -140,7 +140,7 @@ fn the_plain_shell_is_refused_without_a_token_and_with_an_old_one() {
 }
 
 #[test]
-fn tokens_that_are_none_are_refused_in_sql_too() {
+fn invalid_tokens_are_refused_in_sql_too() {
     check(async {
         let folder = tempfile::tempdir().expect("a folder");
         let (_orders, path) = (shop(&folder).await, folder.path().join("shop.db"));
@@ -166,7 +166,7 @@ fn a_pass_that_is_left_behind_cannot_be_committed_where_foreign_keys_are_enforce
 }
 
 #[test]
-fn what_the_database_rejects_leaves_the_handle_as_it_was() {
+fn a_rejected_statement_leaves_the_handle_as_it_was() {
     check(async {
         let folder = tempfile::tempdir().expect("a folder");
         let mut sealed = Sealed::seal(shop(&folder).await, token(1)).await.expect("it is new");
@@ -188,7 +188,7 @@ fn what_the_database_rejects_leaves_the_handle_as_it_was() {
 }
 
 #[test]
-fn a_copy_of_what_was_rejected_is_not_applied_later_nor_taken_for_another_write() {
+fn a_repeated_rejected_write_is_neither_applied_nor_taken_for_another() {
     check(async {
         let folder = tempfile::tempdir().expect("a folder");
         let wire = Wire::to(shop(&folder).await);
@@ -213,7 +213,7 @@ fn a_copy_of_what_was_rejected_is_not_applied_later_nor_taken_for_another_write(
 }
 
 #[test]
-fn what_a_query_changes_is_not_kept() {
+fn changes_of_a_query_are_not_kept() {
     check(async {
         let folder = tempfile::tempdir().expect("a folder");
         let orders = shop(&folder).await;
@@ -253,7 +253,7 @@ fn a_token_left_behind_expires_soon() {
         let folder = tempfile::tempdir().expect("a folder");
         let (orders, path) = (shop(&folder).await, folder.path().join("shop.db"));
         let mut sealed = Sealed::seal(orders, token(33)).await.expect("it is new");
-        // The shell enforces no foreign keys: without a transaction around it, what is presented stays.
+        // The shell enforces no foreign keys: without a transaction around it, the presented token stays.
         let leave = "INSERT INTO palisade_present (resource, token) VALUES ('orders', 33)";
         let change = "UPDATE orders SET total = total + 1";
         done(&shell(&path, leave));

@@ -1,4 +1,4 @@
-//! Which tables of SQLite are protected, against which changes, and what is noticed when they are not.
+//! Protection of SQLite tables: against which changes, and how missing protection is noticed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,7 @@ struct Shop {
 }
 
 impl Shop {
-    /// A database in which these statements were run, by a client that knows nothing of Palisade.
+    /// A database in which a plain client has run these statements.
     fn new(sql: &str) -> Shop {
         let folder = tempfile::tempdir().expect("a folder");
         let plain = Connection::open(folder.path().join("shop.db")).expect("it can be made");
@@ -34,7 +34,7 @@ impl Shop {
         Sqlite::open(self.path(), resource).await.expect("it is there")
     }
 
-    /// Each of these is refused by a trigger, and the tables are as they were.
+    /// Asserts that a trigger refuses each of these statements, and that the tables are unchanged.
     fn refuses(&self, changes: &[&str]) {
         let before = self.dump();
         for change in changes {
@@ -61,7 +61,7 @@ fn token(number: u64) -> Token {
     Token::new(number).expect("a token")
 }
 
-/// Refused for good, with these words, and nothing has changed.
+/// Asserts a permanent refusal with these words that has changed nothing.
 #[track_caller]
 fn misuse<T>(result: Result<T, Error>, words: &[&str]) {
     let Err(error) = result else { panic!("it must be refused") };
@@ -118,7 +118,7 @@ fn a_table_is_protected_whatever_it_is_called() {
 }
 
 #[test]
-fn all_of_them_are_protected_in_one_database() {
+fn tables_of_all_these_names_are_protected_in_one_database() {
     check(async {
         let names = ["present", "seal", "mark", "x", "x_insert", "x_insert_insert", "x_2"];
         let shop = Shop::new(&names.map(create).concat());
@@ -160,7 +160,7 @@ fn a_table_that_was_renamed_and_created_again_is_protected_again() {
 }
 
 #[test]
-fn a_table_that_a_migration_has_made_anew_is_noticed() {
+fn a_table_that_a_migration_has_recreated_is_noticed() {
     check(async {
         let shop = Shop::new(&create("orders"));
         let orders = shop.open("orders").await;
@@ -190,7 +190,7 @@ fn a_table_has_one_resource() {
         misuse(other.protect("before").await, &["'orders'", "one resource"]);
         let _ = Sealed::seal(other.clone(), token(1)).await.expect("it has no table");
         let _ = Sealed::seal(orders, token(1)).await.expect("all is as it was asked for");
-        // A new table may be another's.
+        // A new table may have another resource.
         shop.run("DROP TABLE before; DELETE FROM palisade_protected WHERE name = 'stock'");
         shop.run(&create("stock"));
         other.protect("stock").await.expect("the table is there");
@@ -216,7 +216,7 @@ fn triggers_that_were_dropped_or_changed_are_noticed() {
             orders.protect("orders").await.expect("the table is there");
             let _ = Sealed::seal(orders.clone(), token(1)).await.expect("all is as it was asked for");
             shop.refuses(&["INSERT INTO orders VALUES (2, 20)", "UPDATE orders SET total = 0", "DELETE FROM orders"]);
-            // Made to look alike.
+            // Tables that were made to look alike.
             let name = trigger(&shop, which);
             shop.run(&format!("DROP TRIGGER \"{name}\""));
             shop.run(&format!("CREATE TRIGGER \"{name}\" BEFORE DELETE ON orders WHEN 0 BEGIN SELECT 1; END"));
@@ -230,7 +230,7 @@ fn triggers_that_were_dropped_or_changed_are_noticed() {
 }
 
 #[test]
-fn what_palisade_keeps_is_verified_too() {
+fn the_fences_own_tables_are_verified_too() {
     check(async {
         let damages = [
             "DROP TRIGGER palisade_mark_rises",
@@ -278,7 +278,7 @@ fn only_a_table_can_be_protected() {
             misuse(orders.protect(name).await, &[&format!("'{name}'"), why]);
         }
         assert_eq!(shop.dump(), before);
-        // A temporary table of the same name, in the same connection, is not the one that is meant.
+        // A temporary table of the same name, in the same connection, must not be protected instead.
         let mut sealed = Sealed::seal(orders.clone(), token(1)).await.expect("it is new");
         let shadow = "CREATE TEMP TABLE orders (id INTEGER PRIMARY KEY, total INTEGER); CREATE TEMP TABLE gone (n INTEGER); \
                   CREATE TEMP TABLE palisade_mark (resource, token, seq, author, is_applied, outcome)";
@@ -353,7 +353,7 @@ fn a_database_that_is_attached_is_protected_all_the_same() {
         let _ = Sealed::seal(orders, token(34)).await.expect("it is new");
         let other = Connection::open_in_memory().expect("it can be made");
         other.execute("ATTACH ?1 AS shop", [shop.path().to_str().expect("text")]).expect("it is there");
-        // Tables of the same names elsewhere are not asked.
+        // Tables of the same names in other databases are not used.
         other
             .execute_batch(
                 "CREATE TABLE palisade_pass (resource, token); CREATE TABLE palisade_mark (resource, token)",
@@ -436,11 +436,11 @@ fn a_database_with_two_names_or_another_file_in_its_place_is_refused() {
             assert!(!shop.folder.path().join("second.db-wal").exists(), "nothing was made");
             std::fs::remove_file(&second).expect("it is there");
             sealed.transaction(|_| Ok(())).await.expect("the handle is as good as before");
-            // A backup is restored by the book: with all of its files moved away.
+            // A backup is restored correctly: all old files are moved away first.
             let backup = shop.folder.path().join("backup.db");
             std::fs::copy(shop.path(), &backup).expect("it is there");
             std::fs::rename(&backup, shop.path()).expect("it is there");
-            let error = sealed.transaction(|_| Ok(())).await.expect_err("nobody would find what it writes");
+            let error = sealed.transaction(|_| Ok(())).await.expect_err("its file was moved away");
             assert!(error.to_string().contains("another file"), "{error}");
             assert!(Sealed::seal(orders, token(2)).await.is_err());
         }
@@ -467,9 +467,9 @@ fn one_database_has_one_fence_however_its_path_is_spelled() {
     });
 }
 
-/// What SQLite cannot refuse, as the promise says.
+/// SQLite cannot refuse these writes, as the documentation says.
 #[test]
-fn writes_that_fire_no_triggers_are_the_limit() {
+fn writes_that_fire_no_triggers_are_not_refused() {
     check(async {
         let shop =
             Shop::new("CREATE TABLE files (id INTEGER PRIMARY KEY, body BLOB); INSERT INTO files VALUES (1, x'00')");

@@ -1,6 +1,6 @@
 //! The engine and the fence of one store, on one connection, as an application without a client of ours uses them: locks by
-//! the engine's SQL or functions, writes by the fence's. They share nothing: what the one does never changes which token the
-//! other shows, or has given.
+//! the engine's SQL or functions, writes by the fence's. They share nothing: the engine never changes the token
+//! that the fence uses, nor the fence a token of the engine.
 
 use std::time::Duration;
 
@@ -11,25 +11,25 @@ use palisade_testbench::fixture;
 use palisade_testbench::servers::{MariaDb, Postgres, Redis};
 use tempfile::TempDir;
 
-/// Longer than anything takes that works.
+/// The bound of one way.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// What an application has: one connection, on which it locks and writes.
+/// An application's connection, on which it locks and writes.
 trait Session {
-    /// Asks once for a lock, for so long.
+    /// Tries once to acquire a lock with this TTL.
     async fn acquire(&mut self, lock: &str, ttl_ms: u64) -> Option<u64>;
-    /// Joins its queue and waits for it.
+    /// Joins the queue of a lock and waits for it.
     async fn wait(&mut self, lock: &str) -> u64;
     async fn release(&mut self, lock: &str, token: u64) -> bool;
     async fn renew(&mut self, lock: &str, token: u64) -> bool;
     async fn seal(&mut self, resource: &str, token: u64) -> bool;
-    /// Adds one, under the token that it has shown last.
+    /// Adds one, with the token that it has presented last. Returns whether that was accepted.
     async fn write(&mut self, resource: &str) -> bool;
-    /// What was written.
+    /// Returns the number.
     async fn total(&mut self, resource: &str) -> u64;
 }
 
-/// A store, in which every resource that is named here can be written.
+/// A store with all resources that the test names.
 trait Store {
     type Session: Session;
     async fn session(&self, how: usize) -> Self::Session;
@@ -37,23 +37,23 @@ trait Store {
     async fn until_queued(&self, lock: &str);
 }
 
-/// The same by a client that only looks.
+/// Does so with an observing client.
 async fn until_queued(url: &str, lock: &str) {
     let observer = palisade::Options::new().observer().connect(url).await.expect("it is there");
     fixture::until_queued(&observer, lock, 1).await;
 }
 
-/// Waits for a lock that somebody's session has until it expires.
+/// Waits for a lock until the session that holds it expires.
 async fn until_had(session: &mut impl Session, lock: &str) -> u64 {
     until_some("the session before has expired", async || session.acquire(lock, 30_000).await).await
 }
 
-/// Every way in which an engine's work on a connection could change what the fence takes for its token.
+/// Checks every way in which an engine's work on a connection could change the fence's token.
 async fn keep_apart(store: &impl Store, how: usize) {
     let (orders, stock) = (format!("orders_{how}"), format!("stock_{how}"));
     let (mut loser, mut winner) = (store.session(how).await, store.session(how).await);
 
-    // A sealed writer takes another lock, renews and releases it, and goes on.
+    // A sealed writer takes another lock, renews and releases it, and continues.
     let first = loser.acquire(&orders, 30_000).await.expect("it is free");
     assert!(loser.seal(&orders, first).await && loser.write(&orders).await);
     for turn in 0..50 {
@@ -64,7 +64,7 @@ async fn keep_apart(store: &impl Store, how: usize) {
     }
     assert_eq!(loser.total(&orders).await, 101);
 
-    // A hand-over: the loser's own call grants the lock to the one who waits. What it writes later is refused.
+    // A hand-over: the loser's own call grants the lock to the waiter. The loser's later write is refused.
     let (second, ()) = tokio::join!(winner.wait(&orders), async {
         store.until_queued(&orders).await;
         assert!(loser.release(&orders, first).await);
@@ -74,16 +74,16 @@ async fn keep_apart(store: &impl Store, how: usize) {
     assert!(!loser.seal(&orders, first).await && !loser.write(&orders).await);
     assert!(winner.write(&orders).await);
 
-    // It asks for the lock again, does not get it, and writes all the same.
+    // The loser tries to acquire again, fails, and writes all the same.
     assert_eq!(loser.acquire(&orders, 30_000).await, None);
     assert!(!loser.write(&orders).await && !loser.release(&orders, first).await && !loser.write(&orders).await);
-    // It gets it again, and has not sealed yet.
+    // The loser acquires again, and has not sealed yet.
     assert!(winner.release(&orders, second).await);
     let third = loser.acquire(&orders, 200).await.expect("it is free");
     assert!(third > second && !loser.write(&orders).await, "what was read before is older than the seal");
     assert!(loser.seal(&orders, third).await && loser.write(&orders).await);
 
-    // Its session expires, another has the lock, and then it has it again.
+    // The session of one expires, the other has the lock, and then the first one again.
     let fourth = until_had(&mut winner, &orders).await;
     assert!(fourth > third && winner.seal(&orders, fourth).await);
     assert!(!loser.write(&orders).await && !loser.renew(&orders, third).await && !loser.write(&orders).await);
@@ -218,7 +218,7 @@ struct InMariaDb {
     _place: TempDir,
 }
 
-/// What sessions differ in.
+/// Settings in which sessions differ.
 const SESSIONS: [&str; 4] = [
     "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED, time_zone = '+05:30'",
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, sql_mode = '', NAMES latin1",
@@ -342,13 +342,13 @@ impl Store for InRedis {
         RedisSession { client, sessions: Vec::new(), shown: (0, 0) }
     }
 
-    /// Such a session asks again and again, and is in no queue.
+    /// A session of functions polls, and is in no queue.
     async fn until_queued(&self, _: &str) {}
 }
 
 struct RedisSession {
     client: ::redis::Connection,
-    /// Which session each token belongs to.
+    /// The session of each token.
     sessions: Vec<(u64, String)>,
     /// The token that was sealed with last, and the number of the last write.
     shown: (u64, u64),

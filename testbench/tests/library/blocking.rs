@@ -9,7 +9,7 @@ use palisade_testbench::bounded::block_until;
 
 use crate::fixture::{BOUND, Fixture};
 
-/// Checks a promise in a thread of its own, which has no runtime.
+/// Checks a promise on another thread, which has no runtime.
 fn check(promise: impl FnOnce() + Send + 'static) {
     let (done, is_done) = mpsc::channel::<()>();
     let checking = thread::spawn(move || {
@@ -64,7 +64,7 @@ fn threads_that_share_a_client_are_all_answered() {
 }
 
 #[test]
-fn every_kind_can_be_had() {
+fn every_kind_of_lock_can_be_acquired() {
     check(|| {
         let palisade = blocking::connect(&Fixture::new().url()).expect("a client");
         let one = palisade.read_lock("table").acquire().expect("it is free");

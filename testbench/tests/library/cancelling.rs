@@ -6,15 +6,15 @@ use std::task::Poll;
 use std::time::Duration;
 
 use palisade::Palisade;
-use palisade_testbench::faulty_engine::{Call, Stage};
+use palisade_testbench::faulty_engine::{Call, EngineFaults};
 
 use crate::fixture::{Fixture, check};
 
 const LONG: Duration = Duration::from_secs(3600);
-/// No future here is polled more often before it is done.
+/// An upper limit of the polls that any future here needs.
 const MANY: usize = 20;
 
-/// Polls a future so many times at most, each time when it is woken, and then drops it.
+/// Polls a future at most this number of times, each time when it is woken, and then drops it.
 async fn polled<F: Future>(times: usize, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     let mut left = times;
@@ -32,7 +32,7 @@ async fn polled<F: Future>(times: usize, future: F) -> Option<F::Output> {
     .await
 }
 
-/// Drops `ask` after no poll, one poll, two polls, until it is done; nothing of it may stay. Once with the lock free,
+/// Drops `ask` after no poll, one poll, two polls, until it is done; nothing may be left. Once with the lock free,
 /// once with a holder that stays until `ask` is dropped, and once with a holder that goes meanwhile.
 fn leaves_nothing(ask: impl AsyncFn(&Palisade, &str)) {
     check(async {
@@ -132,16 +132,16 @@ fn a_release_completes_after_its_future_is_dropped() {
     });
 }
 
-/// The moments on the keeper's side of the same futures.
+/// The same futures, dropped at chosen moments of the keeper.
 fn dropped_while(call: Call, is_request: bool, is_contended: bool, ask: impl AsyncFn(&Palisade, &str)) {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let (client, holder) = (fixture.on_stage(&stage).await, fixture.client().await);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let (client, holder) = (fixture.faulty_client(&faults).await, fixture.client().await);
         let held = match is_contended {
             true => Some(holder.lock("lock").acquire().await.expect("it is free")),
             false => None,
         };
-        let gate = if is_request { stage.hold_request(call) } else { stage.hold_answer(call) };
+        let gate = if is_request { faults.hold_request(call) } else { faults.hold_answer(call) };
         {
             let asking = ask(&client, "lock");
             let reached = async {
@@ -156,8 +156,8 @@ fn dropped_while(call: Call, is_request: bool, is_contended: bool, ask: impl Asy
                 () = reached => {}
             }
         }
-        // The keeper has noticed while the answer was not there yet.
-        stage.until_begun(Call::Cancel, 1).await;
+        // The keeper has noticed the drop before the reply has arrived.
+        faults.until_begun(Call::Cancel, 1).await;
         gate.open();
         drop(held);
         fixture.nothing_is_left("lock").await;
@@ -192,10 +192,10 @@ fn a_campaign_is_undone_when_it_is_dropped_on_either_way() {
 #[test]
 fn an_acquire_is_undone_however_much_the_session_was_granted_meanwhile() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let (client, holder) = (fixture.on_stage(&stage).await, fixture.client().await);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let (client, holder) = (fixture.faulty_client(&faults).await, fixture.client().await);
         let held = holder.lock("lock").acquire().await.expect("it is free");
-        let gate = stage.hold_answer(Call::Acquire);
+        let gate = faults.hold_answer(Call::Acquire);
         let mut others = Vec::new();
         {
             let mut acquire = async |number| {
@@ -218,7 +218,7 @@ fn an_acquire_is_undone_however_much_the_session_was_granted_meanwhile() {
                 () = meanwhile => {}
             }
         }
-        stage.until_begun(Call::Cancel, 1).await;
+        faults.until_begun(Call::Cancel, 1).await;
         gate.open();
         fixture.nothing_is_left("lock").await;
     });
@@ -227,18 +227,18 @@ fn an_acquire_is_undone_however_much_the_session_was_granted_meanwhile() {
 #[test]
 fn an_observer_misses_nothing_when_it_is_dropped_and_asked_again() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let (client, leader) = (fixture.on_stage(&stage).await, fixture.client().await);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let (client, leader) = (fixture.faulty_client(&faults).await, fixture.client().await);
         let mut observer = client.election("boss").observe().await.expect("it can be observed");
         assert_eq!(observer.next().await.expect("an answer"), None);
         let _leadership = leader.election("boss").campaign("first").await.expect("elected");
-        let gate = stage.hold_answer(Call::Inspect);
+        let gate = faults.hold_answer(Call::Inspect);
         tokio::select! {
             _ = observer.next() => panic!("it is not answered before the gate opens"),
             () = gate.reached() => {}
         }
         gate.open();
-        let seen = observer.next().await.expect("an answer").expect("somebody leads");
+        let seen = observer.next().await.expect("an answer").expect("there is a leader");
         assert_eq!(seen.value, b"first");
     });
 }

@@ -1,4 +1,4 @@
-//! Clients that meet on one `memory:` namespace, some of them on a stage.
+//! Clients of one `memory:` namespace, some of them with injected faults.
 
 use std::future::Future;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use palisade::engine::Engine;
 use palisade::engine::memory::{Config, Memory};
 use palisade::{Options, Palisade, SessionId};
 use palisade_testbench::bounded;
-use palisade_testbench::faulty_engine::Stage;
+use palisade_testbench::faulty_engine::EngineFaults;
 use palisade_testbench::fixture::{self, unused_name};
 
-/// Longer than anything takes that works.
+/// The bound of one test.
 pub(crate) const BOUND: Duration = Duration::from_secs(30);
 
 /// Checks a promise on a runtime with one thread.
@@ -18,7 +18,7 @@ pub(crate) fn check(promise: impl Future<Output = ()>) {
     bounded::check(BOUND, promise);
 }
 
-/// A place where clients meet.
+/// A namespace of `memory:`.
 #[derive(Clone)]
 pub(crate) struct Fixture {
     name: String,
@@ -41,17 +41,17 @@ impl Fixture {
         Options::new().label("another").connect(&self.url()).await.expect("a client")
     }
 
-    pub(crate) async fn on_stage(&self, stage: &Stage) -> Palisade {
-        self.on_stage_with(stage, Options::new()).await
+    pub(crate) async fn faulty_client(&self, faults: &EngineFaults) -> Palisade {
+        self.faulty_client_with(faults, Options::new()).await
     }
 
-    pub(crate) async fn on_stage_with(&self, stage: &Stage, options: Options) -> Palisade {
-        let (config, stage) = (self.config(), stage.clone());
-        let connect = async move || Ok(stage.put(Memory::connect(&config)));
+    pub(crate) async fn faulty_client_with(&self, faults: &EngineFaults, options: Options) -> Palisade {
+        let (config, faults) = (self.config(), faults.clone());
+        let connect = async move || Ok(faults.wrap(Memory::connect(&config)));
         options.label("on stage").connect_engine("faulty_engine", connect).await.expect("a client")
     }
 
-    /// Ends a session behind its client's back.
+    /// Ends a session without its client's knowledge.
     pub(crate) async fn end_session(&self, session: SessionId) {
         let config = self.config();
         let end = async move { Memory::connect(&config).close_session(session).await };
@@ -62,10 +62,10 @@ impl Fixture {
         fixture::until_queued(&self.client().await, name, waiters).await;
     }
 
-    /// Nothing is held or queued any more: another client gets the lock, and then nobody holds or wants it.
+    /// Asserts that nothing is held or queued: another client gets the lock, and after its release the lock is idle.
     pub(crate) async fn nothing_is_left(&self, name: &str) {
         let other = self.client().await;
-        let held = other.lock(name).acquire().await.expect("whatever was there goes away");
+        let held = other.lock(name).acquire().await.expect("earlier holders and waiters end");
         held.release().await.expect("it is released");
         fixture::until_idle(&other, name).await;
     }

@@ -1,34 +1,34 @@
-//! The session is kept by a thread of its own, and its end is told before the engine can have ended it.
+//! The keeper's thread keeps the session alive, and reports its loss before the engine can have ended it.
 
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use palisade::{BootInstant, Loss, Options, Standing};
-use palisade_testbench::faulty_engine::{Act, Call, Cut, Stage};
+use palisade_testbench::faulty_engine::{Act, Call, Cut, EngineFaults};
 
 use crate::fixture::{Fixture, check};
 
-/// Long enough that a busy machine is not taken for a cut line, short enough to wait for.
+/// Long enough that a busy machine does not look like a cut connection, short enough to wait for.
 const TTL: Duration = Duration::from_millis(1200);
 
 fn short() -> Options {
     Options::new().ttl(TTL)
 }
 
-/// Fault 14. Blocking is the fault itself, so this one sleeps.
+/// Fault 14. Blocking is the fault itself, so this test sleeps.
 #[test]
 fn an_application_that_blocks_its_runtime_for_three_ttls_keeps_its_lock() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage_with(&stage, short()).await;
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client_with(&faults, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         let token = guard.token().expect("it is held");
-        let before = stage.begun(Call::KeepAlive);
+        let before = faults.begun(Call::KeepAlive);
         std::thread::sleep(3 * TTL);
         assert_eq!(guard.token().expect("it is still held"), token);
-        assert!(stage.begun(Call::KeepAlive) > before + 2);
+        assert!(faults.begun(Call::KeepAlive) > before + 2);
         assert!(fixture.is_held_with("lock", token).await);
-        assert_eq!(stage.begun(Call::OpenSession), 1);
+        assert_eq!(faults.begun(Call::OpenSession), 1);
     });
 }
 
@@ -36,36 +36,36 @@ fn an_application_that_blocks_its_runtime_for_three_ttls_keeps_its_lock() {
 #[test]
 fn one_failed_keep_alive_is_no_loss() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage_with(&stage, short()).await;
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client_with(&faults, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         for act in [Act::Fail, Act::LoseAnswer] {
-            let before = (stage.begun(Call::KeepAlive), guard.safe_until());
-            stage.next(Call::KeepAlive, act);
-            stage.until_begun(Call::KeepAlive, before.0 + 3).await;
+            let before = (faults.begun(Call::KeepAlive), guard.safe_until());
+            faults.next(Call::KeepAlive, act);
+            faults.until_begun(Call::KeepAlive, before.0 + 3).await;
             guard.token().expect("it is held");
             assert!(guard.safe_until() > before.1);
             assert_eq!(guard.lost().now_or_never(), None);
         }
-        assert_eq!(stage.begun(Call::OpenSession), 1);
+        assert_eq!(faults.begun(Call::OpenSession), 1);
     });
 }
 
 #[test]
 fn a_keep_alive_without_an_answer_is_followed_by_another() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage_with(&stage, short()).await;
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client_with(&faults, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
-        let before = stage.begun(Call::KeepAlive);
-        let gate = stage.hold_request(Call::KeepAlive);
+        let before = faults.begun(Call::KeepAlive);
+        let gate = faults.hold_request(Call::KeepAlive);
         gate.reached().await;
-        stage.until_begun(Call::KeepAlive, before + 3).await;
+        faults.until_begun(Call::KeepAlive, before + 3).await;
         guard.token().expect("it is held");
         gate.open();
-        stage.until_begun(Call::KeepAlive, before + 4).await;
+        faults.until_begun(Call::KeepAlive, before + 4).await;
         guard.token().expect("it is held");
-        assert_eq!(stage.begun(Call::OpenSession), 1);
+        assert_eq!(faults.begun(Call::OpenSession), 1);
     });
 }
 
@@ -74,15 +74,15 @@ fn a_keep_alive_without_an_answer_is_followed_by_another() {
 fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_the_engine_ends_its_session() {
     for cut in [Cut::Failing, Cut::Silent] {
         check(async {
-            let (fixture, stage) = (Fixture::new(), Stage::default());
-            let client = fixture.on_stage_with(&stage, short()).await;
+            let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+            let client = fixture.faulty_client_with(&faults, short()).await;
             let guard = client.lock("lock").acquire().await.expect("it is free");
             let token = guard.token().expect("it is held");
             let other = fixture.client().await;
             let blocker = other.lock("blocked").acquire().await.expect("it is free");
             let waiter = tokio::spawn(client.lock("blocked").acquire());
             fixture.until_queued("blocked", 1).await;
-            stage.cut(cut);
+            faults.cut(cut);
 
             let Standing::Jeopardy { safe_until } = guard.jeopardy().await else { panic!("jeopardy comes first") };
             assert_eq!(guard.token().expect("it is certainly held yet"), token);
@@ -100,7 +100,7 @@ fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_the_engine_ends_
             assert_eq!(error.loss(), Some(&Loss::Unreachable { safe_until }));
             assert!(error.is_retryable() && !error.may_have_taken_effect());
 
-            stage.mend();
+            faults.mend();
             let again = client.lock("lock").acquire().await.expect("the client recovers");
             assert!(again.token().expect("it is held") > token);
             assert_ne!(again.session(), guard.session());
@@ -111,20 +111,19 @@ fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_the_engine_ends_
     }
 }
 
-/// The time counts from before the request was sent. What is sent has left before it arrives: the moment of arrival is
-/// the latest from which anything may be counted.
+/// The lease counts from before the request was sent, so never from later than its arrival at the engine.
 #[test]
 fn a_deadline_is_counted_from_before_the_keep_alive_was_sent() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage_with(&stage, short()).await;
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client_with(&faults, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         for _ in 0..3 {
             let before = guard.safe_until();
-            let gate = stage.hold_answer(Call::KeepAlive);
+            let gate = faults.hold_answer(Call::KeepAlive);
             gate.reached().await;
             let arrived_at = BootInstant::now();
-            // However long the answer takes, it promises nothing more.
+            // A slow reply does not lengthen the lease.
             tokio::time::sleep(TTL / 20).await;
             gate.open();
             let safe_until = guard.renewed(before).await;
@@ -133,16 +132,16 @@ fn a_deadline_is_counted_from_before_the_keep_alive_was_sent() {
     });
 }
 
-/// Half of the TTL is given away here, so that it is seen that it is.
+/// The drift is half of the TTL here, so that it shows.
 #[test]
-fn the_drift_is_given_away_at_the_beginning_and_at_every_renewal() {
+fn the_drift_is_subtracted_at_the_beginning_and_at_every_renewal() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
         let ttl = 5 * TTL;
-        let client = fixture.on_stage_with(&stage, Options::new().ttl(ttl).drift_per_mille(500)).await;
+        let client = fixture.faulty_client_with(&faults, Options::new().ttl(ttl).drift_per_mille(500)).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
-        let opened_at = stage.opened_at()[0];
-        let gate = stage.hold_answer(Call::KeepAlive);
+        let opened_at = faults.opened_at()[0];
+        let gate = faults.hold_answer(Call::KeepAlive);
         assert!(guard.safe_until() <= opened_at + ttl / 2, "all of the TTL is believed in from the start");
         gate.reached().await;
         let arrived_at = BootInstant::now();
@@ -153,14 +152,14 @@ fn the_drift_is_given_away_at_the_beginning_and_at_every_renewal() {
     });
 }
 
-/// The keeper's thread stops as that of a stopped process does.
+/// The keeper's thread stops like that of a stopped process.
 #[test]
-fn a_client_that_was_paused_is_told_so() {
+fn a_client_that_was_paused_learns_of_it() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage_with(&stage, short()).await;
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client_with(&faults, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
-        stage.next(Call::KeepAlive, Act::Stop(3 * TTL));
+        faults.next(Call::KeepAlive, Act::Stop(3 * TTL));
         let Loss::Paused { time, safe_until } = guard.lost().await else {
             panic!("it was paused: {:?}", guard.lost().await)
         };
@@ -174,16 +173,16 @@ fn a_client_that_was_paused_is_told_so() {
 #[test]
 fn requests_made_while_there_is_no_session_wait_for_the_next_one() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage_with(&stage, short()).await;
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client_with(&faults, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
-        stage.cut(Cut::Failing);
+        faults.cut(Cut::Failing);
         guard.lost().await;
-        stage.until_begun(Call::OpenSession, 2).await;
+        faults.until_begun(Call::OpenSession, 2).await;
         let within = client.lock("other").acquire_within(Duration::from_millis(20)).await;
         assert!(within.expect("no session is no error").is_none());
         let waiter = tokio::spawn(client.lock("other").acquire());
-        stage.mend();
+        faults.mend();
         waiter.await.expect("no panic").expect("it is granted on the new session");
     });
 }
@@ -191,20 +190,20 @@ fn requests_made_while_there_is_no_session_wait_for_the_next_one() {
 #[test]
 fn a_client_that_is_closed_while_it_has_no_session_opens_none() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage_with(&stage, short()).await;
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client_with(&faults, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
-        stage.always(Call::OpenSession, Act::Fail);
+        faults.always(Call::OpenSession, Act::Fail);
         fixture.end_session(guard.session()).await;
         guard.lost().await;
-        let gate = stage.hold_request(Call::OpenSession);
+        let gate = faults.hold_request(Call::OpenSession);
         gate.reached().await;
         client.clone().close().await.expect("there is nothing to close");
-        stage.mend();
+        faults.mend();
         gate.open();
-        // The one that was lost is closed, and so is the one that was opened too late.
-        stage.until_begun(Call::CloseSession, 2).await;
-        assert_eq!(stage.ttls().len(), 2);
+        // The lost session is closed, and so is the one that was opened too late.
+        faults.until_begun(Call::CloseSession, 2).await;
+        assert_eq!(faults.ttls().len(), 2);
         client.lock("lock").acquire().await.expect_err("the client is closed");
     });
 }
@@ -212,10 +211,10 @@ fn a_client_that_is_closed_while_it_has_no_session_opens_none() {
 #[test]
 fn a_client_whose_closing_fails_stops_renewing() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage_with(&stage, short()).await;
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client_with(&faults, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
-        stage.always(Call::CloseSession, Act::Fail);
+        faults.always(Call::CloseSession, Act::Fail);
         let error = client.close().await.expect_err("the engine cannot be told");
         assert!(error.is_retryable());
         assert_eq!(guard.lost().await, Loss::SessionClosed);
@@ -228,30 +227,30 @@ fn a_client_whose_closing_fails_stops_renewing() {
 #[test]
 fn a_dropped_client_opens_no_other_session() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage(&stage).await;
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client(&faults).await;
         let mut watch = client.watch("").await.expect("a watch");
-        let gate = stage.hold_answer(Call::CloseSession);
+        let gate = faults.hold_answer(Call::CloseSession);
         let dropped = tokio::task::spawn_blocking(move || drop(client));
         gate.reached().await;
         assert_eq!(watch.next().await, None);
         gate.open();
         dropped.await.expect("no panic");
-        assert_eq!((stage.begun(Call::OpenSession), stage.begun(Call::CloseSession)), (1, 1));
+        assert_eq!((faults.begun(Call::OpenSession), faults.begun(Call::CloseSession)), (1, 1));
     });
 }
 
 #[test]
-fn a_part_of_a_millisecond_is_not_counted_on() {
+fn fractions_of_a_millisecond_are_rounded_down() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
         let options = Options::new().ttl(Duration::from_nanos(60_000_999_999)).drift_per_mille(0);
-        let client = fixture.on_stage_with(&stage, options).await;
+        let client = fixture.faulty_client_with(&faults, options).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
-        let ttl = Duration::from_millis(stage.ttls()[0].as_ms());
+        let ttl = Duration::from_millis(faults.ttls()[0].as_ms());
         assert_eq!(ttl, Duration::from_secs(60));
-        assert_eq!(stage.begun(Call::KeepAlive), 0);
-        // The engine counts from when it was asked, which was before it had opened the session.
-        assert!(guard.safe_until() <= stage.opened_at()[0] + ttl);
+        assert_eq!(faults.begun(Call::KeepAlive), 0);
+        // The engine counts from the request, which was before it had opened the session.
+        assert!(guard.safe_until() <= faults.opened_at()[0] + ttl);
     });
 }

@@ -1,8 +1,8 @@
-//! Where the engine has no queue, the waiters of one client queue up here, and cost it one.
+//! Without a queue in the engine, the waiters of one client queue in the keeper, and only the first one asks the engine.
 
 use palisade::Palisade;
 use palisade::engine::{Guarantees, Order};
-use palisade_testbench::faulty_engine::{Call, Stage};
+use palisade_testbench::faulty_engine::{Call, EngineFaults};
 
 use crate::fixture::{Fixture, check};
 
@@ -12,7 +12,7 @@ fn racing(guarantees: Guarantees) -> Guarantees {
     Guarantees { order: Order::Race, ..guarantees }
 }
 
-/// What was asked before is with the keeper when this is answered: it takes requests in order.
+/// Waits until the keeper has all earlier requests: it takes them in order, so a reply to a later one is enough.
 async fn until_asked(client: &Palisade) {
     tokio::task::yield_now().await;
     client.list("").await.expect("an answer");
@@ -21,14 +21,14 @@ async fn until_asked(client: &Palisade) {
 #[test]
 fn many_local_waiters_cost_a_racing_engine_one() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::declaring(racing));
-        let (client, holder) = (fixture.on_stage(&stage).await, fixture.client().await);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::declaring(racing));
+        let (client, holder) = (fixture.faulty_client(&faults).await, fixture.client().await);
         let held = holder.lock("lock").acquire().await.expect("it is free");
         let waiters = [(); WAITERS].map(|()| tokio::spawn(client.lock("lock").acquire()));
         let beside = tokio::spawn(client.lock("beside").acquire());
         until_asked(&client).await;
-        beside.await.expect("no panic").expect("another name waits for nobody");
-        assert_eq!(stage.running(Call::Acquire), 1);
+        beside.await.expect("no panic").expect("another name does not wait");
+        assert_eq!(faults.running(Call::Acquire), 1);
         fixture.until_queued("lock", 1).await;
         drop(held);
         for waiter in waiters {
@@ -40,10 +40,10 @@ fn many_local_waiters_cost_a_racing_engine_one() {
 }
 
 #[test]
-fn a_local_waiter_that_goes_lets_the_next_one_ask() {
+fn the_next_local_waiter_asks_when_the_first_one_is_dropped() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::declaring(racing));
-        let (client, holder) = (fixture.on_stage(&stage).await, fixture.client().await);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::declaring(racing));
+        let (client, holder) = (fixture.faulty_client(&faults).await, fixture.client().await);
         let held = holder.lock("lock").acquire().await.expect("it is free");
         let [first, second, third] = [(); 3].map(|()| tokio::spawn(client.lock("lock").acquire()));
         until_asked(&client).await;
@@ -59,10 +59,10 @@ fn a_local_waiter_that_goes_lets_the_next_one_ask() {
 }
 
 #[test]
-fn a_local_waiter_is_told_of_time_and_loss_while_it_queues() {
+fn a_local_waiter_gets_time_outs_and_losses_while_it_queues() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::declaring(racing));
-        let (client, holder) = (fixture.on_stage(&stage).await, fixture.client().await);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::declaring(racing));
+        let (client, holder) = (fixture.faulty_client(&faults).await, fixture.client().await);
         let session = client.lock("before").acquire().await.expect("it is free").session();
         let held = holder.lock("lock").acquire().await.expect("it is free");
         let waiters = [(); 2].map(|()| tokio::spawn(client.lock("lock").acquire()));
@@ -80,10 +80,10 @@ fn a_local_waiter_is_told_of_time_and_loss_while_it_queues() {
 }
 
 #[test]
-fn waiters_stand_in_the_engines_own_queue_where_it_has_one() {
+fn waiters_join_the_engines_queue_if_it_has_one() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let (client, holder) = (fixture.on_stage(&stage).await, fixture.client().await);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let (client, holder) = (fixture.faulty_client(&faults).await, fixture.client().await);
         let held = holder.lock("lock").acquire().await.expect("it is free");
         let waiters = [(); WAITERS].map(|()| tokio::spawn(client.lock("lock").acquire()));
         fixture.until_queued("lock", WAITERS).await;

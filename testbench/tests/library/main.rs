@@ -1,7 +1,6 @@
-//! What the library promises above any engine: cancelling, keeping, losing, releasing, telling.
+//! The promises of the library above any engine: cancelling, keeping, losing, releasing, replying.
 //!
-//! An engine on a stage makes each fault happen at a chosen moment. The numbers in the names of the sections are those
-//! of the faults that Palisade must survive.
+//! A faulty engine causes each fault at a chosen moment. Comments name the numbers of the faults that Palisade must survive.
 
 mod blocking;
 mod cancelling;

@@ -1,4 +1,4 @@
-//! What people read when something fails: what failed, on which lock and engine, what is now known, what to do.
+//! Error messages: what failed, on which lock and engine, what is now known, what to do.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -6,19 +6,19 @@ use std::time::Duration;
 use insta::assert_snapshot;
 use palisade::engine::{Guarantees, Level, Offers};
 use palisade::{Error, Loss, Options};
-use palisade_testbench::faulty_engine::{Act, Call, Cut, Stage};
+use palisade_testbench::faulty_engine::{Act, Call, Cut, EngineFaults};
 
 use crate::fixture::{Fixture, check};
 
 fn message<T>(result: Result<T, Error>) -> String {
     match result {
         Ok(_) => panic!("it should have failed"),
-        Err(error) => said(&error),
+        Err(error) => with_answers(&error),
     }
 }
 
 /// The message, and the answers to the two questions.
-fn said(error: &Error) -> String {
+fn with_answers(error: &Error) -> String {
     let retry = if error.is_retryable() { "may be retried" } else { "not to be retried" };
     let effect = if error.may_have_taken_effect() { "may have taken effect" } else { "no effect" };
     format!("{error} | {retry}, {effect}")
@@ -29,7 +29,7 @@ fn text(what: &impl Display) -> String {
 }
 
 #[test]
-fn of_names() {
+fn messages_about_names() {
     check(async {
         let client = Fixture::new().client().await;
         assert_snapshot!(message(client.lock("").acquire().await), @"cannot acquire '' on memory: a lock's name must not be empty | not to be retried, no effect");
@@ -44,7 +44,7 @@ fn of_names() {
 }
 
 #[test]
-fn of_urls_and_times() {
+fn messages_about_urls_and_times() {
     check(async {
         let fixture = Fixture::new();
         assert_snapshot!(message(palisade::connect("redis\u{7}://localhost").await), @r#"cannot connect: 'redis\u{7}' names no engine of this build; there are: embedded:, memory:, mysql:, palisade:, palisades:, postgres:, postgresql:, redis:, rediss:, redlock: | not to be retried, no effect"#);
@@ -59,7 +59,7 @@ fn of_urls_and_times() {
 }
 
 #[test]
-fn of_refusals() {
+fn messages_about_refusals() {
     check(async {
         let client = Fixture::new().client().await;
         let _permit = client.semaphore("gpu", 4).acquire().await.expect("it is free");
@@ -77,10 +77,10 @@ fn of_refusals() {
 }
 
 #[test]
-fn of_loss() {
+fn messages_about_losses() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage_with(&stage, Options::new().ttl(Duration::from_millis(800))).await;
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client_with(&faults, Options::new().ttl(Duration::from_millis(800))).await;
         let operator = Options::new().label("eve\u{1b}[31m").connect(&fixture.url()).await.expect("a client");
         let guard = client.lock("orders/42").acquire().await.expect("it is free");
         operator.force_release("orders/42", "it\nhangs").await.expect("it is held");
@@ -92,10 +92,10 @@ fn of_loss() {
         assert_snapshot!(message(guard.token()), @"cannot use 'orders/42' on memory: it was released; acquire it again first | not to be retried, no effect");
 
         let both = client.lock_all(["a", "b"]).acquire().await.expect("they are free");
-        stage.cut(Cut::Failing);
+        faults.cut(Cut::Failing);
         both.lost().await;
         assert_snapshot!(message(both.token()), @"cannot use 'a, b' on memory: the engine could not be reached to keep its session alive, and another client may hold it by now; stop the work and acquire it again | may be retried, no effect");
-        stage.mend();
+        faults.mend();
         let leadership = client.election("boss").campaign("me").await.expect("it is free");
         client.clone().close().await.expect("it is closed");
         assert_snapshot!(message(leadership.publish("late").await), @"cannot publish a value for 'boss' on memory: its session was closed; connect again | not to be retried, no effect");
@@ -106,28 +106,28 @@ fn of_loss() {
 }
 
 #[test]
-fn of_outages() {
+fn messages_about_outages() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage(&stage).await;
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client(&faults).await;
         let guard = client.lock("orders/42").acquire().await.expect("it is free");
         let ensured = message(guard.ensure(Duration::from_secs(3600)));
         let (before, after) = ensured.split_once("only ").expect("it says how much is left");
         let (_, after) = after.split_once(" are left").expect("it says how much is left");
         assert_snapshot!(format!("{before}only … are left{after}"), @"cannot use 'orders/42' on memory: only … are left until it may be lost, and 3600s are needed; wait for a renewal (nothing has changed) | may be retried, no effect");
-        stage.next(Call::Inspect, Act::Fail);
+        faults.next(Call::Inspect, Act::Fail);
         assert_snapshot!(message(client.inspect("orders/42").await), @"cannot inspect 'orders/42' on memory: the line to the engine is cut (nothing has changed) | may be retried, no effect");
-        stage.next(Call::Release, Act::LoseAnswer);
+        faults.next(Call::Release, Act::LoseAnswer);
         assert_snapshot!(message(guard.release().await), @"cannot release 'orders/42' on memory: the answer was lost (it may have taken effect) | may be retried, may have taken effect");
-        stage.next(Call::Acquire, Act::LoseAnswer);
+        faults.next(Call::Acquire, Act::LoseAnswer);
         assert_snapshot!(message(client.lock("orders/43").try_acquire().await), @"cannot acquire 'orders/43' on memory: the answer was lost (it may have taken effect) | may be retried, may have taken effect");
-        stage.cut(Cut::Silent);
+        faults.cut(Cut::Silent);
         assert_snapshot!(message(client.close().await), @"cannot close the session on memory: the engine did not answer; the session ends by its TTL (it may have taken effect) | may be retried, may have taken effect");
     });
 }
 
 #[test]
-fn of_what_an_engine_does_not_offer() {
+fn messages_about_operations_that_an_engine_does_not_offer() {
     fn little(guarantees: Guarantees) -> Guarantees {
         let offers = Offers {
             shared: false,
@@ -144,7 +144,7 @@ fn of_what_an_engine_does_not_offer() {
         Guarantees { engine: "little", level: Level::HealthyOnly, offers, ..guarantees }
     }
     check(async {
-        let client = Fixture::new().on_stage(&Stage::declaring(little)).await;
+        let client = Fixture::new().faulty_client(&EngineFaults::declaring(little)).await;
         assert_snapshot!(message(client.lock("orders/42").acquire().await), @"cannot acquire 'orders/42' on little: this engine is healthy-only: it cannot issue tokens that always rise, so two holders at once could not be told apart; use a fenced engine, or say .efficiency() (--efficiency) if two holders would only waste work, or .dangerous_accept_failover() (--dangerous-accept-failover) if lower tokens after a failover are acceptable | not to be retried, no effect");
         assert_snapshot!(message(client.rw_lock("table").read().acquire().await), @"cannot acquire 'table' on little: this engine has no shared locks; use another engine for it | not to be retried, no effect");
         assert_snapshot!(message(client.semaphore("gpu", 4).acquire().await), @"cannot acquire 'gpu' on little: this engine has no semaphores; use another engine for it | not to be retried, no effect");

@@ -1,4 +1,4 @@
-//! Answers that come late, or never.
+//! Replies that come late, or never.
 
 use std::future::Future;
 use std::thread;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use palisade::{ErrorKind, Loss, Options, Palisade};
-use palisade_testbench::faulty_engine::{Act, Call, Cut, Stage};
+use palisade_testbench::faulty_engine::{Act, Call, Cut, EngineFaults};
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
@@ -16,10 +16,10 @@ use crate::fixture::{Fixture, check};
 #[test]
 fn a_grant_that_is_answered_after_its_session_has_ended_is_not_delivered() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage(&stage).await;
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client(&faults).await;
         let session = client.lock("before").acquire().await.expect("it is free").session();
-        let gate = stage.hold_answer(Call::Acquire);
+        let gate = faults.hold_answer(Call::Acquire);
         let late = tokio::spawn(client.lock("lock").acquire());
         gate.reached().await;
         fixture.end_session(session).await;
@@ -31,32 +31,32 @@ fn a_grant_that_is_answered_after_its_session_has_ended_is_not_delivered() {
     });
 }
 
-/// Fault 4, when it is the clock that says so.
+/// Fault 4, noticed by the clock.
 #[test]
 fn a_grant_that_is_answered_past_its_deadline_is_not_delivered() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage_with(&stage, Options::new().ttl(Duration::from_millis(800))).await;
-        stage.always(Call::KeepAlive, Act::Fail);
-        let gate = stage.hold_answer(Call::Acquire);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client_with(&faults, Options::new().ttl(Duration::from_millis(800))).await;
+        faults.always(Call::KeepAlive, Act::Fail);
+        let gate = faults.hold_answer(Call::Acquire);
         let late = tokio::spawn(client.lock("lock").acquire());
         gate.reached().await;
         let error = late.await.expect("no panic").expect_err("its session is over");
         assert!(matches!(error.loss(), Some(Loss::Unreachable { .. })), "{error}");
         gate.open();
-        stage.mend();
+        faults.mend();
         fixture.nothing_is_left("lock").await;
     });
 }
 
-/// Fault 4, when nobody was awake to note the loss.
+/// Fault 4, when the keeper was stopped and could not note the loss.
 #[test]
 fn a_grant_that_a_stopped_client_finds_when_it_wakes_is_not_delivered() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
         let ttl = Duration::from_millis(400);
-        let client = fixture.on_stage_with(&stage, Options::new().ttl(ttl)).await;
-        stage.next(Call::Acquire, Act::Stop(2 * ttl));
+        let client = fixture.faulty_client_with(&faults, Options::new().ttl(ttl)).await;
+        faults.next(Call::Acquire, Act::Stop(2 * ttl));
         let error = client.lock("lock").acquire().await.expect_err("its session can have ended meanwhile");
         assert!(matches!(error.loss(), Some(Loss::Unreachable { .. } | Loss::Expired)), "{error}");
         fixture.nothing_is_left("lock").await;
@@ -68,8 +68,8 @@ fn a_grant_that_a_stopped_client_finds_when_it_wakes_is_not_delivered() {
 #[test]
 fn a_waiter_whose_session_ends_gets_an_error_at_once_and_never_a_grant() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let (client, holder) = (fixture.on_stage(&stage).await, fixture.client().await);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let (client, holder) = (fixture.faulty_client(&faults).await, fixture.client().await);
         let session = client.lock("before").acquire().await.expect("it is free").session();
         let held = holder.lock("lock").acquire().await.expect("it is free");
         let waiters = [(); 3].map(|()| tokio::spawn(client.lock("lock").acquire()));
@@ -87,16 +87,16 @@ fn a_waiter_whose_session_ends_gets_an_error_at_once_and_never_a_grant() {
 }
 
 #[test]
-fn a_grant_that_is_taken_away_before_it_is_answered_is_lost_from_the_start() {
+fn a_grant_that_is_force_released_before_its_reply_is_lost_from_the_start() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let (client, other) = (fixture.on_stage(&stage).await, fixture.client().await);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let (client, other) = (fixture.faulty_client(&faults).await, fixture.client().await);
         let watched = client.lock("watched").acquire().await.expect("it is free");
-        let gate = stage.hold_answer(Call::Acquire);
+        let gate = faults.hold_answer(Call::Acquire);
         let asked = tokio::spawn(client.lock("lock").acquire());
         gate.reached().await;
         other.force_release("lock", "a test").await.expect("it is held");
-        // Notices come in order: when this one is there, the one before it is.
+        // Notices come in order: after this one, the earlier one has arrived too.
         other.force_release("watched", "a test").await.expect("it is held");
         watched.lost().await;
         gate.open();
@@ -112,11 +112,11 @@ fn a_grant_that_is_taken_away_before_it_is_answered_is_lost_from_the_start() {
 #[test]
 fn an_attempt_whose_answer_is_lost_is_undone() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage(&stage).await;
-        stage.next(Call::Acquire, Act::LoseAnswer);
-        stage.next(Call::Cancel, Act::Fail);
-        stage.next(Call::Cancel, Act::LoseAnswer);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client(&faults).await;
+        faults.next(Call::Acquire, Act::LoseAnswer);
+        faults.next(Call::Cancel, Act::Fail);
+        faults.next(Call::Cancel, Act::LoseAnswer);
         let error = client.lock("lock").try_acquire().await.expect_err("there is no answer");
         assert!(matches!(error.kind(), ErrorKind::Outage { .. }), "{error}");
         assert!(error.is_retryable() && error.may_have_taken_effect());
@@ -129,40 +129,40 @@ fn an_attempt_whose_answer_is_lost_is_undone() {
 #[test]
 fn an_acquire_that_was_granted_unseen_is_undone_when_its_repeat_is_denied() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage(&stage).await;
-        stage.next(Call::Acquire, Act::LoseAnswer);
-        stage.next(Call::Acquire, Act::Deny);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client(&faults).await;
+        faults.next(Call::Acquire, Act::LoseAnswer);
+        faults.next(Call::Acquire, Act::Deny);
         let error = client.lock("lock").acquire().await.expect_err("the repeat is denied");
         assert!(matches!(error.kind(), ErrorKind::Denied { .. }), "{error}");
         fixture.nothing_is_left("lock").await;
     });
 }
 
-/// Fault 10, for those who wait: they go on with the same request, and are granted once.
+/// Fault 10, for waiters: they repeat the same request, and are granted once.
 #[test]
 fn an_acquire_whose_answer_is_lost_is_repeated_and_granted_once() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage(&stage).await;
-        stage.next(Call::Acquire, Act::LoseAnswer);
-        stage.next(Call::Acquire, Act::Fail);
-        stage.next(Call::Acquire, Act::LoseAnswer);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client(&faults).await;
+        faults.next(Call::Acquire, Act::LoseAnswer);
+        faults.next(Call::Acquire, Act::Fail);
+        faults.next(Call::Acquire, Act::LoseAnswer);
         let guard = client.lock("lock").acquire().await.expect("it is free");
-        assert_eq!(stage.begun(Call::Acquire), 4);
+        assert_eq!(faults.begun(Call::Acquire), 4);
         assert!(fixture.is_held_with("lock", guard.token().expect("it is held")).await);
         guard.release().await.expect("it is released");
         fixture.nothing_is_left("lock").await;
     });
 }
 
-/// Fault 10, at the end of a bounded wait: what was granted meanwhile is handed over or given back, never forgotten.
+/// Fault 10, at the end of a bounded wait: a grant that came meanwhile is handed out or released, never forgotten.
 #[test]
-fn a_wait_that_times_out_while_it_is_granted_keeps_nothing_by_accident() {
+fn a_wait_that_times_out_while_it_is_granted_leaves_nothing_held() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage(&stage).await;
-        let gate = stage.hold_answer(Call::Acquire);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client(&faults).await;
+        let gate = faults.hold_answer(Call::Acquire);
         let guard = client.lock("lock").acquire_within(Duration::from_millis(20)).await.expect("an answer");
         gate.open();
         if let Some(guard) = &guard {
@@ -175,17 +175,17 @@ fn a_wait_that_times_out_while_it_is_granted_keeps_nothing_by_accident() {
 
 /// Fault 8.
 #[test]
-fn a_release_that_is_repeated_after_ones_own_re_acquire_frees_nothing() {
+fn a_release_that_is_repeated_after_a_re_acquire_frees_nothing() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage(&stage).await;
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client(&faults).await;
         let first = client.lock("lock").acquire().await.expect("it is free");
-        stage.next(Call::Release, Act::LoseAnswer);
+        faults.next(Call::Release, Act::LoseAnswer);
         let error = first.release().await.expect_err("there is no answer");
         assert!(error.may_have_taken_effect() && error.is_retryable(), "{error}");
         let second = client.lock("lock").acquire().await.expect("it was released");
-        stage.until_begun(Call::Release, 2).await;
-        stage.until_running(Call::Release, 0).await;
+        faults.until_begun(Call::Release, 2).await;
+        faults.until_running(Call::Release, 0).await;
         assert!(fixture.is_held_with("lock", second.token().expect("it is held")).await);
         first.release().await.expect("it was released in the end");
         assert_eq!(first.lost().await, Loss::Released);
@@ -199,10 +199,10 @@ fn a_release_that_is_repeated_after_ones_own_re_acquire_frees_nothing() {
 #[test]
 fn a_release_that_arrives_when_another_holds_the_lock_frees_nothing() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let (client, other) = (fixture.on_stage(&stage).await, fixture.client().await);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let (client, other) = (fixture.faulty_client(&faults).await, fixture.client().await);
         let old = client.lock("lock").acquire().await.expect("it is free");
-        let gate = stage.hold_request(Call::Release);
+        let gate = faults.hold_request(Call::Release);
         let (released, new) = tokio::join!(old.release(), async {
             gate.reached().await;
             other.force_release("lock", "a test").await.expect("it is held");
@@ -220,14 +220,14 @@ fn a_release_that_arrives_when_another_holds_the_lock_frees_nothing() {
 #[test]
 fn a_release_and_a_keep_alive_may_overtake_each_other() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage_with(&stage, Options::new().ttl(Duration::from_millis(1200))).await;
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client_with(&faults, Options::new().ttl(Duration::from_millis(1200))).await;
         let held = client.lock("held").acquire().await.expect("it is free");
         for is_request in [true, false] {
             let guard = client.lock("lock").acquire().await.expect("it is free");
             let gate = match is_request {
-                true => stage.hold_request(Call::KeepAlive),
-                false => stage.hold_answer(Call::KeepAlive),
+                true => faults.hold_request(Call::KeepAlive),
+                false => faults.hold_answer(Call::KeepAlive),
             };
             gate.reached().await;
             guard.release().await.expect("it is released");
@@ -235,21 +235,21 @@ fn a_release_and_a_keep_alive_may_overtake_each_other() {
             fixture.nothing_is_left("lock").await;
             held.token().expect("the session lives");
         }
-        assert_eq!(stage.begun(Call::OpenSession), 1);
+        assert_eq!(faults.begun(Call::OpenSession), 1);
     });
 }
 
 #[test]
-fn a_dropped_guard_is_released_as_soon_as_the_engine_can_be_told() {
+fn a_dropped_guard_is_released_as_soon_as_the_engine_is_reachable() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage(&stage).await;
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client(&faults).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
-        stage.next(Call::Release, Act::Fail);
-        stage.next(Call::Release, Act::Fail);
+        faults.next(Call::Release, Act::Fail);
+        faults.next(Call::Release, Act::Fail);
         drop(guard);
         fixture.nothing_is_left("lock").await;
-        assert_eq!(stage.begun(Call::Release), 3);
+        assert_eq!(faults.begun(Call::Release), 3);
         client.inspect("lock").await.expect("the client lives");
     });
 }
@@ -257,17 +257,17 @@ fn a_dropped_guard_is_released_as_soon_as_the_engine_can_be_told() {
 #[test]
 fn a_waiter_at_a_silent_engine_learns_of_the_lost_session() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage_with(&stage, Options::new().ttl(Duration::from_millis(800))).await;
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client_with(&faults, Options::new().ttl(Duration::from_millis(800))).await;
         let held = client.lock("held").acquire().await.expect("it is free");
-        stage.cut(Cut::Silent);
+        faults.cut(Cut::Silent);
         let (released, waited, tried) =
             tokio::join!(held.release(), client.lock("one").acquire(), client.lock("two").try_acquire(),);
         let unreachable = |loss: Option<&Loss>| matches!(loss, Some(Loss::Unreachable { .. }));
         assert!(unreachable(released.expect_err("nothing is answered").loss()));
         assert!(unreachable(waited.expect_err("nothing is answered").loss()));
         assert!(unreachable(tried.expect_err("nothing is answered").loss()));
-        stage.mend();
+        faults.mend();
         for name in ["held", "one", "two"] {
             fixture.nothing_is_left(name).await;
         }
@@ -275,12 +275,12 @@ fn a_waiter_at_a_silent_engine_learns_of_the_lost_session() {
 }
 
 #[test]
-fn a_bounded_wait_ends_even_if_the_engine_says_nothing() {
+fn a_bounded_wait_ends_even_if_the_engine_is_silent() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage(&stage).await;
-        let gate = stage.hold_answer(Call::Acquire);
-        let cancel = stage.hold_request(Call::Cancel);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client(&faults).await;
+        let gate = faults.hold_answer(Call::Acquire);
+        let cancel = faults.hold_request(Call::Cancel);
         let late = client.lock("lock").acquire_within(Duration::from_millis(20)).await;
         assert!(late.expect("no answer is no error here").is_none());
         cancel.reached().await;
@@ -292,11 +292,11 @@ fn a_bounded_wait_ends_even_if_the_engine_says_nothing() {
 }
 
 #[test]
-fn a_client_can_be_closed_even_if_the_engine_says_nothing() {
+fn a_client_can_be_closed_even_if_the_engine_is_silent() {
     check(async {
-        let (fixture, stage) = (Fixture::new(), Stage::default());
-        let client = fixture.on_stage(&stage).await;
-        stage.cut(Cut::Silent);
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client(&faults).await;
+        faults.cut(Cut::Silent);
         let error = client.close().await.expect_err("nothing is answered");
         assert!(error.may_have_taken_effect(), "{error}");
     });
@@ -307,7 +307,7 @@ fn one_stuck_task_does_not_delay_the_replies_of_the_batch() {
     check(async {
         let client = Fixture::new().client().await;
         let mut stuck: Vec<_> = (0..20).map(|n| Box::pin(client.lock(format!("stuck/{n}")).acquire())).collect();
-        // They have asked, and whatever wakes them, they do not run.
+        // They have sent their requests, and never run again.
         for future in &mut stuck {
             assert!(future.now_or_never().is_none_or(|acquired| acquired.is_ok()));
         }
@@ -317,7 +317,7 @@ fn one_stuck_task_does_not_delay_the_replies_of_the_batch() {
 }
 
 #[test]
-fn answers_come_to_every_runtime_that_shares_a_client() {
+fn replies_reach_every_runtime_that_shares_a_client() {
     check(async {
         let client = Fixture::new().client().await;
         let answered: Vec<_> =
@@ -328,7 +328,7 @@ fn answers_come_to_every_runtime_that_shares_a_client() {
     });
 }
 
-/// Runs it on a runtime of so many threads; says when it is done.
+/// Runs it on a runtime with this number of threads. The channel closes when it is done.
 fn on_another_runtime(workers: usize, work: impl Future<Output = ()> + Send + 'static) -> oneshot::Receiver<()> {
     let (done, is_done) = oneshot::channel();
     thread::spawn(move || {
@@ -342,7 +342,7 @@ fn on_another_runtime(workers: usize, work: impl Future<Output = ()> + Send + 's
     is_done
 }
 
-/// Many tasks on locks of their own, half of whose requests are dropped when they have been sent.
+/// Runs many tasks on separate locks. Half of their requests are dropped after they were sent.
 async fn many_cycles(client: Palisade, place: usize) {
     let cycle = |task: usize| {
         let lock = client.lock(format!("{place}/{task}"));

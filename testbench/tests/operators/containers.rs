@@ -1,4 +1,4 @@
-//! Containers: processes of one kernel that are told another boot, or another time.
+//! Containers: processes of one kernel that see another boot id, or another time.
 
 use crate::fixture::{Fixture, LONG_MS, Worker, is_privileged};
 
@@ -25,7 +25,7 @@ fn is_refused_while_a_holder_lives(other: fn(&Fixture) -> Worker) {
     assert_eq!(next.connect(&fixture.file(), LONG_MS), "connected");
     let next_token = next.acquire("orders");
     assert!(next_token > token);
-    // Now the file lives by the other clock, and it is the host's processes that are refused.
+    // Now the file uses the other clock, and the host's processes are refused.
     fixture.worker().refused(&fixture.file(), &["another boot or clock"]);
     next.holds(next_token);
 }

@@ -3,12 +3,12 @@
 use crate::fixture::{Fixture, LONG_MS, is_privileged};
 
 #[test]
-fn a_full_disk_is_called_a_full_disk() {
+fn the_error_of_a_full_disk_says_so() {
     if !is_privileged("a_full_disk_is_called_a_full_disk") {
         return;
     }
     let fixture = Fixture::new();
-    // Full before anything was made; full with files that are there and closed; and almost full, so that it fails later.
+    // Full before the files exist; full with existing, closed files; and almost full, so that a later write fails.
     for left_kb in [0, 4, 8, 12, 20, 28, 36, 44] {
         for is_used_before in [false, true] {
             let script = format!(
@@ -21,14 +21,14 @@ fn a_full_disk_is_called_a_full_disk() {
                 }
             );
             let mut worker = fixture.worker_by(&["unshare", "--mount"], &script);
-            let mut said = worker.connect(&fixture.file(), LONG_MS);
+            let mut reply = worker.connect(&fixture.file(), LONG_MS);
             let mut number = 0;
-            while !said.starts_with("error ") {
+            while !reply.starts_with("error ") {
                 number += 1;
                 assert!(number < 20_000, "the disk is never full");
-                said = worker.ask(&format!("try {number}/{}", "x".repeat(400)));
+                reply = worker.ask(&format!("try {number}/{}", "x".repeat(400)));
             }
-            assert!(said.contains("no space is left"), "{left_kb} kB, {is_used_before}: {said}");
+            assert!(reply.contains("no space is left"), "{left_kb} kB, {is_used_before}: {reply}");
         }
     }
 }

@@ -19,7 +19,7 @@ pub(crate) const ALICE: u32 = 61_001;
 pub(crate) const BOB: u32 = 61_002;
 pub(crate) const GROUP: u32 = 61_000;
 
-/// A directory of one test's own. Every user can reach it and run the worker in it.
+/// A directory for one test. Every user can reach it and run the worker in it.
 pub(crate) struct Fixture {
     directory: TempDir,
 }
@@ -28,7 +28,8 @@ impl Fixture {
     pub(crate) fn new() -> Fixture {
         let directory = tempfile::tempdir().expect("a directory can be made");
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
-        // By another process: a program that this one writes cannot be run while another thread starts a process.
+        // Another process copies it: a file that is open for writing cannot be run, and a process that another thread starts
+        // would inherit the open file.
         let copied =
             Command::new("cp").arg(env!("CARGO_BIN_EXE_worker")).arg(directory.path().join("worker")).status();
         assert!(copied.expect("cp runs").success());
@@ -46,7 +47,7 @@ impl Fixture {
         self.path("locks/locks.db")
     }
 
-    /// A file beside the database: `-wal`, `-lock`.
+    /// A file next to the database: `-wal`, `-lock`.
     pub(crate) fn beside(&self, suffix: &str) -> PathBuf {
         self.path(&format!("locks/locks.db{suffix}"))
     }
@@ -84,7 +85,7 @@ impl Fixture {
         Worker::spawn(&mut command)
     }
 
-    /// A worker of this user, who is a member of [`GROUP`], under this umask.
+    /// A worker of this user, a member of [`GROUP`], with this umask.
     pub(crate) fn worker_of(&self, user: u32, umask: &str) -> Worker {
         let (user, groups) = (user.to_string(), GROUP.to_string());
         let program = ["setpriv", "--reuid", &user, "--regid", &user, "--groups", &groups];
@@ -128,7 +129,7 @@ impl Worker {
         Worker(WorkerProcess::spawn(command).expect("a worker can be started"))
     }
 
-    /// Connects it; returns what it says.
+    /// Connects it; returns its reply.
     pub(crate) fn connect(&mut self, file: &Path, ttl_ms: u64) -> String {
         self.ask(&format!("connect embedded://{} {ttl_ms}", file.display()))
     }
@@ -149,7 +150,7 @@ impl Worker {
         number.parse().expect("a token is a number")
     }
 
-    /// Whether it still has the token that it was given.
+    /// Asserts that it still has this token.
     pub(crate) fn holds(&mut self, token: u64) {
         assert_eq!(self.ask("token"), format!("token {token}"));
     }

@@ -1,4 +1,4 @@
-//! What a careless operator does to the file of `embedded:`: other names, links, mounts, containers, users, umasks,
+//! Mistakes of operators with the file of `embedded:`: other names, links, mounts, containers, users, umasks,
 //! removed files, old copies put back, full disks.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -43,7 +43,7 @@ fn a_file_with_a_second_hard_link_is_refused_until_it_has_one_name() {
     for file in [&second, &fixture.file()] {
         fixture.worker().refused(file, &["2 hard links", "remove the others"]);
     }
-    assert_eq!(fixture.names("other"), ["second.db"], "a user who is refused leaves nothing behind");
+    assert_eq!(fixture.names("other"), ["second.db"], "a refused user leaves no files");
     holder.holds(token);
     fs::remove_file(&second).unwrap();
     assert_eq!(fixture.connected(LONG_MS).ask("try orders"), "busy");
@@ -61,7 +61,7 @@ fn a_file_that_is_a_mount_point_is_refused() {
     let (mut holder, token) = fixture.holder(LONG_MS);
     let mount = "mount --bind locks/locks.db 'inside/my locks.db'";
     let mut other = fixture.worker_by(&["unshare", "--mount"], mount);
-    // A URL with a space in its path does not fit on the worker's line: the directory is reached by another name.
+    // A URL with a space in its path cannot be an argument of the worker's command: the directory is reached by another name.
     symlink("my locks.db", fixture.path("inside/link.db")).unwrap();
     other.refused(&fixture.path("inside/link.db"), &["is a mount point", "mount its directory"]);
     assert_eq!(fixture.names("inside"), ["link.db", "my locks.db"]);
@@ -104,7 +104,7 @@ fn a_file_that_was_moved_while_in_use_is_refused_until_its_users_are_gone() {
 }
 
 #[test]
-fn a_holder_of_a_file_that_was_moved_is_told_by_its_next_keep_alive() {
+fn a_holder_of_a_moved_file_learns_of_it_by_its_next_keep_alive() {
     let fixture = Fixture::new();
     let (mut holder, _) = fixture.holder(TTL_MS);
     fs::rename(fixture.file(), fixture.path("locks/moved.db")).unwrap();

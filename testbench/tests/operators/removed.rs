@@ -9,7 +9,7 @@ use crate::fixture::{Fixture, LONG_MS};
 /// Short enough that a keep-alive comes soon; nothing else depends on it.
 const TTL_MS: u64 = 3_000;
 
-/// Each of these alone, and all that an operator takes for temporary.
+/// Each of these files alone, and all that look temporary.
 const REMOVED: [&[&str]; 6] = [&[""], &["-wal"], &["-shm"], &["-lock"], &["-wal", "-shm"], &["", "-wal", "-shm"]];
 
 fn remove(fixture: &Fixture, suffixes: &[&str]) {
@@ -17,7 +17,7 @@ fn remove(fixture: &Fixture, suffixes: &[&str]) {
 }
 
 #[test]
-fn a_holder_is_told_that_a_file_was_removed_and_its_token_is_not_given_again() {
+fn a_holder_learns_that_a_file_was_removed_and_its_token_is_not_given_again() {
     for suffixes in REMOVED {
         let fixture = Fixture::new();
         let (mut holder, token) = fixture.holder(TTL_MS);
@@ -27,10 +27,10 @@ fn a_holder_is_told_that_a_file_was_removed_and_its_token_is_not_given_again() {
         let fate = holder.ask("fate");
         assert!(fate.contains("was removed or replaced"), "{suffixes:?}: {fate}");
         assert!(fate.contains("another client may hold it"), "{suffixes:?}: {fate}");
-        let said = idle.ask("try orders");
+        let reply = idle.ask("try orders");
         assert!(
-            said.contains("was removed or replaced") && said.contains("start them again"),
-            "{suffixes:?}: {said}"
+            reply.contains("was removed or replaced") && reply.contains("start them again"),
+            "{suffixes:?}: {reply}"
         );
         holder.end();
         idle.end();
@@ -93,7 +93,7 @@ fn a_directory_of_sessions_that_was_moved_away_is_made_again_by_the_next_keep_al
 
 /// The lock file says which tokens were given. If it is damaged too, they begin above the clock.
 #[test]
-fn a_database_that_was_removed_beside_a_damaged_lock_file_does_not_bring_tokens_back() {
+fn a_removed_database_with_a_damaged_lock_file_repeats_no_token() {
     let fixture = Fixture::new();
     let (holder, token) = fixture.holder(LONG_MS);
     holder.end();

@@ -8,7 +8,7 @@ use crate::fixture::{Fixture, LONG_MS};
 /// Short enough that a keep-alive comes soon; nothing else depends on it.
 const TTL_MS: u64 = 3_000;
 
-/// Copies what is in a directory, as it is, into a new one.
+/// Copies the contents of a directory into a new one.
 fn copy(from: &Path, to: &Path) {
     let copied = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp runs");
     assert!(copied.success());
@@ -31,7 +31,7 @@ fn with_backup() -> (Fixture, u64) {
     (fixture, token)
 }
 
-/// How an operator puts an old database back.
+/// The ways in which an operator restores an old database.
 fn put_back(fixture: &Fixture, how: &str) {
     let backup = fixture.path("backup/locks.db");
     match how {
@@ -79,7 +79,7 @@ fn one_backup_put_back_twice_gives_no_token_again() {
     }
 }
 
-/// What SQLite had not copied into the database yet belongs to the one that was replaced.
+/// The write-ahead log belongs to the database that was replaced.
 #[test]
 fn an_old_copy_put_back_after_a_kill_is_not_mixed_with_what_the_killed_process_wrote() {
     for how in ["in its place", "with all that was beside it"] {
@@ -108,8 +108,7 @@ fn an_old_copy_put_back_while_in_use_is_noticed_and_gives_no_token_again() {
     assert!(next > token, "{next} after {token}");
 }
 
-/// What was written since the file was opened is in SQLite's log, which may hide the old copy. Then nothing is lost, and
-/// otherwise it is noticed.
+/// SQLite's write-ahead log may hide the old copy. Then nothing is lost. Otherwise the loss is noticed.
 #[test]
 fn an_old_copy_written_over_a_file_in_use_gives_no_token_again() {
     let (fixture, _) = with_backup();
@@ -130,7 +129,7 @@ fn an_old_copy_written_over_a_file_in_use_gives_no_token_again() {
 }
 
 #[test]
-fn a_copy_elsewhere_is_a_file_of_its_own_that_begins_above_the_tokens_of_the_first() {
+fn a_copy_elsewhere_is_a_separate_file_with_higher_tokens() {
     let (fixture, token) = with_backup();
     let (mut holder, held) = fixture.holder(LONG_MS);
     assert!(held > token);

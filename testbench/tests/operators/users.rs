@@ -8,7 +8,7 @@ use crate::fixture::{ALICE, BOB, Fixture, GROUP, LONG_MS, Worker, is_privileged}
 /// A holder of one user is killed; the other user gets the lock without waiting for the TTL.
 fn passes_on(fixture: &Fixture, umask: &str) {
     let mut last = 0;
-    // Each of them is the first once, and makes the files.
+    // Each user is the first once, and creates the files.
     for (first, second) in [(ALICE, BOB), (BOB, ALICE), (ALICE, BOB)] {
         let mut holder = fixture.worker_of(first, umask);
         assert_eq!(holder.connect(&fixture.file(), LONG_MS), "connected");
@@ -31,7 +31,7 @@ fn a_holder_killed_under_a_strict_umask_blocks_no_other_user() {
     if !is_privileged("a_holder_killed_under_a_strict_umask_blocks_no_other_user") {
         return;
     }
-    // With and without the bit that passes the directory's group on, and a directory for everybody.
+    // With and without the bit that passes the directory's group on, and a directory for all users.
     for mode in [0o2770, 0o770, 0o777] {
         for umask in ["077", "022", "777"] {
             let fixture = Fixture::new();
@@ -106,8 +106,8 @@ fn a_user_without_write_access_to_the_directory_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_root_makes_belongs_to_the_owner_of_the_directory() {
-    if !is_privileged("what_root_makes_belongs_to_the_owner_of_the_directory") {
+fn files_that_root_creates_belong_to_the_owner_of_the_directory() {
+    if !is_privileged("files_that_root_creates_belong_to_the_owner_of_the_directory") {
         return;
     }
     let fixture = Fixture::new();
@@ -137,7 +137,7 @@ fn a_read_only_directory_or_file_system_is_refused_and_left_alone() {
     assert_eq!(fixture.connected(LONG_MS).ask("try orders").split(' ').next(), Some("granted"));
 }
 
-/// A worker of this user on a host whose `/var/lib` is a directory of the test's own.
+/// A worker of this user on a host whose `/var/lib` is a directory of the test.
 fn on_host(fixture: &Fixture, user: u32) -> Worker {
     fixture.make_directory("var", 0o755, None);
     let home = fixture.make_directory(&format!("home-{user}"), 0o700, Some((user, user)));
@@ -177,7 +177,7 @@ fn the_users_of_a_host_share_the_default_file() {
 }
 
 #[test]
-fn a_user_with_a_file_of_their_own_is_refused_once_the_host_has_one() {
+fn a_user_with_a_private_default_file_is_refused_once_the_host_has_one() {
     if !is_privileged("a_user_with_a_file_of_their_own_is_refused_once_the_host_has_one") {
         return;
     }
@@ -207,7 +207,7 @@ fn a_user_without_write_access_to_the_default_file_gets_an_error_and_no_other_fi
         assert!(said.contains(part), "'{part}' is not in: {said}");
     }
     assert_eq!(fixture.names(&format!("home-{ALICE}")), [] as [&str; 0]);
-    // What root is told to do helps, also for files that are in use.
+    // The remedy in the message works, also for files in use.
     let script = format!(
         "cd '{}'; chgrp -R {GROUP} .; chmod -R g+rwX .; chmod g+s .",
         fixture.path("var/palisade-locks").display()

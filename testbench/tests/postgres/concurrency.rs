@@ -1,4 +1,4 @@
-//! A seal and transactions that are under way, at every isolation level.
+//! A seal and transactions in flight, at every isolation level.
 
 use crate::fixture::{ServerProcess, ask, play, refused, run, seal, under};
 
@@ -37,14 +37,14 @@ fn a_writer_waits_for_a_seal_and_is_refused() {
             let token = 34 + number as u64;
             seal(&old, token - 1).await;
             run(&new, &format!("BEGIN; SELECT palisade_fence.seal('orders', {token})")).await;
-            let who = ServerProcess::of(&old).await;
+            let process = ServerProcess::of(&old).await;
             let sql = format!(
                 "BEGIN ISOLATION LEVEL {level}; SET LOCAL palisade_fence.token = '{}'; UPDATE orders SET total = 100",
                 token - 1
             );
             let writing = async { refused(&old, &sql).await };
             let committing = async {
-                fixture.until_it_waits(&who).await;
+                fixture.until_it_waits(&process).await;
                 run(&new, "COMMIT").await;
             };
             let (code, ()) = futures_util::future::join(writing, committing).await;
@@ -55,7 +55,7 @@ fn a_writer_waits_for_a_seal_and_is_refused() {
 }
 
 #[test]
-fn a_snapshot_from_before_a_seal_is_worth_nothing() {
+fn a_snapshot_from_before_a_seal_cannot_write() {
     play(async |fixture| {
         let (client, other) = (fixture.client().await, fixture.client().await);
         seal(&other, 33).await;
@@ -101,11 +101,11 @@ fn a_numbered_write_waits_for_the_one_before_it() {
             (3, "SELECT palisade_fence.admit_write('orders', 34, 4, 7, '')"),
         ] {
             run(&one, &format!("BEGIN; SELECT palisade_fence.admit_write('orders', 34, {first}, 7, '')")).await;
-            let who = ServerProcess::of(&two).await;
+            let process = ServerProcess::of(&two).await;
             let writing =
                 async { run(&two, &format!("BEGIN; {admit}; UPDATE orders SET total = total + 1; COMMIT")).await };
             let committing = async {
-                fixture.until_it_waits(&who).await;
+                fixture.until_it_waits(&process).await;
                 run(&one, "COMMIT").await;
             };
             futures_util::future::join(writing, committing).await;
@@ -118,7 +118,7 @@ fn a_numbered_write_waits_for_the_one_before_it() {
 }
 
 #[test]
-fn a_seal_that_is_rolled_back_was_none() {
+fn a_seal_that_is_rolled_back_has_no_effect() {
     play(async |fixture| {
         let client = fixture.client().await;
         seal(&client, 33).await;
@@ -148,7 +148,7 @@ fn the_server_ends_a_transaction_whose_client_stops() {
 }
 
 #[test]
-fn what_is_acknowledged_is_durable_whatever_the_session_says() {
+fn acknowledged_writes_are_durable_whatever_the_session_sets() {
     play(async |fixture| {
         let client = fixture.client().await;
         run(&client, "SET synchronous_commit = off").await;
@@ -162,7 +162,7 @@ fn what_is_acknowledged_is_durable_whatever_the_session_says() {
     });
 }
 
-/// A connection that was admitted before is not looked at again until somebody seals: then it must be.
+/// An admitted connection is not checked again until the next seal. Then it must be.
 #[test]
 fn a_writer_admitted_before_a_seal_is_refused_after_it() {
     play(async |fixture| {
@@ -199,7 +199,7 @@ fn a_seal_waits_for_transactions_admitted_before() {
 }
 
 #[test]
-fn reads_and_numbered_writes_that_were_admitted_before_are_held_and_refused_alike() {
+fn reads_and_numbered_writes_of_an_admitted_connection_are_checked_too() {
     play(async |fixture| {
         let (old, new) = (fixture.client().await, fixture.client().await);
         seal(&old, 33).await;
@@ -231,7 +231,7 @@ fn an_admission_is_for_one_resource_and_ends_with_what_gave_it() {
         run(&client, "SELECT palisade_fence.seal('parcels', 12)").await;
         run(&client, "SET palisade_fence.token = '33'; UPDATE orders SET total = 1").await;
         assert_eq!(refused(&client, "INSERT INTO parcels VALUES (1)").await, "PF002");
-        // What was admitted in a transaction that is rolled back was not.
+        // An admission in a transaction that is rolled back has no effect.
         let undone = "BEGIN; SELECT palisade_fence.seal('orders', 34); SET palisade_fence.token = '34'; \
                       UPDATE orders SET total = 2; ROLLBACK";
         run(&client, undone).await;

@@ -1,4 +1,4 @@
-//! The server is killed while writers write: what was acknowledged is there, and the mark agrees with the data.
+//! The server is killed while writers write: every acknowledged write is there, and the mark agrees with the data.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use tokio_postgres::NoTls;
 const KILLS: u32 = 4;
 const WRITERS: usize = 3;
 
-/// What a writer knows of its own row.
+/// The acknowledged writes of one writer.
 #[derive(Default)]
 struct Acknowledged {
     acknowledged: AtomicU64,
@@ -34,7 +34,7 @@ fn after_a_crash_every_acknowledged_write_is_there_and_every_lost_one_is_settled
             .collect();
         for kill in 0..KILLS {
             let before: u64 = total(&known);
-            // The first time while they seal, then after some more writes, at whatever point they are.
+            // The first kill comes while they seal, each other one after some more writes, at a random point.
             until("twenty more writes are acknowledged", async || {
                 assert!(!writers.iter().any(|writer| writer.is_finished()), "a writer has failed");
                 kill == 0 || total(&known) >= before + 20
@@ -66,7 +66,7 @@ async fn prepare(url: &str) {
     }
 }
 
-/// Adds one, again and again; finds out about each write whose answer was lost. A count is never lost and never doubled.
+/// Adds one repeatedly, and settles each write whose reply was lost. No write is lost or applied twice.
 async fn writes(url: String, number: usize, known: Arc<Acknowledged>, ended: tokio::sync::watch::Receiver<bool>) {
     let mut handle = sealed(&url, &format!("r{number}")).await;
     while !*ended.borrow() {

@@ -1,4 +1,4 @@
-//! A database of its own for each test, on a server that they share.
+//! A database for each test, on a shared server.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use palisade_testbench::fixture::unused_name;
 use palisade_testbench::servers::Postgres;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
-/// Longer than anything takes that works.
+/// The bound of one test.
 const BOUND: Duration = Duration::from_secs(60);
 
 pub(crate) struct Fixture {
@@ -60,7 +60,7 @@ async fn connect(url: &str) -> Client {
     client
 }
 
-/// A client's process at the server, so that it can be seen from outside.
+/// The server process of a client, so that another client can observe it.
 pub(crate) struct ServerProcess {
     pid: String,
 }
@@ -71,7 +71,7 @@ impl ServerProcess {
     }
 }
 
-/// What the first row of the last answer says.
+/// Returns the first column of the first row of the last result.
 pub(crate) async fn ask(client: &Client, sql: &str) -> String {
     let messages = client.simple_query(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
     let row = messages.iter().rev().find_map(|message| match message {
@@ -81,21 +81,21 @@ pub(crate) async fn ask(client: &Client, sql: &str) -> String {
     row.unwrap_or_default()
 }
 
-/// Runs what must succeed.
+/// Runs SQL that must succeed.
 #[track_caller]
 pub(crate) fn run<'c>(client: &'c Client, sql: &str) -> impl Future<Output = ()> + use<'c> {
     let sql = sql.to_owned();
     async move { client.batch_execute(&sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}")) }
 }
 
-/// Runs what must be refused, and ends its transaction; says the SQLSTATE.
+/// Runs SQL that must be refused, and rolls back. Returns the SQLSTATE.
 pub(crate) async fn refused(client: &Client, sql: &str) -> String {
     let error = client.batch_execute(sql).await.expect_err(sql);
     client.batch_execute("ROLLBACK").await.expect("it can be ended");
     error.code().unwrap_or_else(|| panic!("{sql}: {error:?}")).code().to_owned()
 }
 
-/// A transaction under a token.
+/// Returns a transaction with a token.
 pub(crate) fn under(token: u64, sql: &str) -> String {
     format!("BEGIN; SET LOCAL palisade_fence.token = '{token}'; {sql}; COMMIT")
 }

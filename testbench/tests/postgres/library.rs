@@ -1,4 +1,4 @@
-//! What Rust has on top.
+//! The Rust API of the fence.
 
 use futures_util::FutureExt;
 use palisade_fence::postgres::{Fence, Postgres, Sql, protect};
@@ -77,7 +77,7 @@ fn a_token_is_not_shown_after_its_guard() {
 }
 
 #[test]
-fn a_transaction_that_has_failed_is_not_said_to_be_committed() {
+fn a_failed_transaction_is_not_reported_as_committed() {
     play(async |fixture| {
         let mut client = fixture.client().await;
         let fence = Fence::new("orders").expect("a name");
@@ -92,7 +92,7 @@ fn a_transaction_that_has_failed_is_not_said_to_be_committed() {
 }
 
 #[test]
-fn what_the_database_does_not_accept_is_rejected_and_the_handle_goes_on() {
+fn a_rejected_statement_leaves_the_handle_usable() {
     play(async |fixture| {
         let orders = Postgres::connect(&fixture.url(), NoTls, "orders").await.expect("it connects");
         let mut orders = Sealed::seal(orders, token(34)).await.expect("it is sealed");
@@ -112,9 +112,9 @@ fn what_the_database_does_not_accept_is_rejected_and_the_handle_goes_on() {
     });
 }
 
-/// One row is what is expected of a statement, and is stored before it; everything else is stored after it.
+/// The usual outcome, one row, is stored before the statement; any other is stored after it.
 #[test]
-fn what_came_of_a_numbered_write_is_stored_whatever_it_is() {
+fn the_outcome_of_a_numbered_write_is_stored() {
     play(async |fixture| {
         let client = fixture.client().await;
         let orders = Postgres::connect(&fixture.url(), NoTls, "orders").await.expect("it connects");
@@ -154,8 +154,9 @@ fn errors_say_what_to_do() {
         let error = Postgres::connect(&fixture.url(), NoTls, "orders").await.expect_err("it is not installed");
         assert!(matches!(error.kind(), ErrorKind::Misuse { .. }), "{error}");
         assert!(error.to_string().contains("palisade fence postgres --install"), "{error}");
-        let error =
-            Postgres::connect("postgres://127.0.0.1:1/x?user=y", NoTls, "orders").await.expect_err("nobody is there");
+        let error = Postgres::connect("postgres://127.0.0.1:1/x?user=y", NoTls, "orders")
+            .await
+            .expect_err("no server is there");
         assert!(error.is_retryable() && !error.may_have_taken_effect(), "{error}");
         let error = Postgres::connect("nonsense", NoTls, "orders").await.expect_err("it is no URL");
         assert!(matches!(error.kind(), ErrorKind::Misuse { .. }), "{error}");
@@ -163,7 +164,7 @@ fn errors_say_what_to_do() {
 }
 
 #[test]
-fn strange_names_are_names() {
+fn unusual_names_work() {
     play(async |fixture| {
         for name in ["a'b", r"a\b", "a\"b; DROP TABLE orders", "größe/42", "'; --", "$$"] {
             let resource = Postgres::connect(&fixture.url(), NoTls, name).await.expect("it connects");
@@ -178,7 +179,7 @@ fn strange_names_are_names() {
 }
 
 #[test]
-fn a_table_without_the_trigger_is_told_apart() {
+fn the_error_of_a_table_without_the_trigger_says_so() {
     play(async |fixture| {
         let client = fixture.client().await;
         let (orders, other) = (Fence::new("orders").expect("a name"), Fence::new("order").expect("a name"));

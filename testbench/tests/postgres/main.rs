@@ -1,4 +1,4 @@
-//! The fence of PostgreSQL, as plain SQL uses it: what is refused, when, by whom, at every isolation level, over a crash.
+//! The fence of PostgreSQL in plain SQL: its refusals at every isolation level, for every role, and over a crash.
 
 mod concurrency;
 mod crash;

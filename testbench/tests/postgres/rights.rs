@@ -9,7 +9,7 @@ async fn as_writer(client: &tokio_postgres::Client, database: &str) {
 }
 
 #[test]
-fn the_trigger_judges_a_role_that_knows_nothing_of_it() {
+fn the_trigger_fences_a_role_without_rights_on_the_fence() {
     play(async |fixture| {
         let client = fixture.client().await;
         seal(&client, 34).await;
@@ -81,12 +81,12 @@ fn a_role_without_rights_installs_it_and_protects_its_own_tables() {
         palisade_fence::postgres::protect(&mut client, "theirs", "theirs").await.expect("it is its own table");
         assert_eq!(refused(&client, "TRUNCATE theirs").await, "PF003");
         assert_eq!(palisade_fence::postgres::problems(&client).await.expect("it may look"), []);
-        // It cannot note what is not so, to have the table of another fenced.
+        // It cannot register a table of another role.
         run(&client, "SELECT palisade_fence.note('public.orders')").await;
         run(&client, "RESET ROLE").await;
         let noted = "SELECT string_agg(name, ' ' ORDER BY name) FROM palisade_fence.protected";
         assert_eq!(ask(&client, noted).await, "public.own public.theirs");
-        // A superuser adds what it could not.
+        // A superuser adds the parts that it could not install.
         palisade_fence::postgres::install(&mut client).await.expect("it is installed again");
         palisade_fence::postgres::protect(&mut client, "parts", "own").await.expect("now it keeps up");
         run(&client, &format!("SET ROLE {owner}; CREATE TABLE part PARTITION OF parts FOR VALUES FROM (0) TO (1)"))
@@ -95,7 +95,7 @@ fn a_role_without_rights_installs_it_and_protects_its_own_tables() {
     });
 }
 
-/// Only the owner of the schema lowers a mark. What was admitted under the higher one is checked again.
+/// Only the owner of the schema lowers a mark. Admissions under the higher mark are checked again.
 #[test]
 fn the_owner_of_the_schema_lowers_a_mark() {
     play(async |fixture| {
@@ -121,7 +121,7 @@ fn the_owner_of_the_schema_lowers_a_mark() {
 }
 
 #[test]
-fn what_the_caller_has_in_front_of_the_catalogue_is_not_used() {
+fn a_search_path_in_front_of_the_catalogue_has_no_effect() {
     play(async |fixture| {
         let client = fixture.client().await;
         seal(&client, 34).await;

@@ -1,4 +1,4 @@
-//! Rows with marks of their own.
+//! Rows with separate marks.
 
 use crate::fixture::{ask, play, refused, run, under};
 
@@ -31,7 +31,7 @@ fn a_row_is_sealed_then_changed_and_nothing_older_changes_it() {
 }
 
 #[test]
-fn rows_have_marks_of_their_own_and_can_be_sealed_together() {
+fn rows_have_separate_marks_and_can_be_sealed_together() {
     play(async |fixture| {
         let client = fixture.client().await;
         run(&client, TABLE).await;
@@ -49,7 +49,7 @@ fn rows_have_marks_of_their_own_and_can_be_sealed_together() {
 }
 
 #[test]
-fn what_would_forget_a_mark_is_refused() {
+fn changes_that_would_lose_a_mark_are_refused() {
     play(async |fixture| {
         let client = fixture.client().await;
         run(&client, TABLE).await;
@@ -87,7 +87,7 @@ fn rows_of_partitions_and_children_are_fenced_whenever_they_were_made() {
 }
 
 #[test]
-fn a_null_key_is_refused_as_one() {
+fn a_null_key_is_refused() {
     play(async |fixture| {
         let client = fixture.client().await;
         run(&client, TABLE).await;
@@ -95,10 +95,10 @@ fn a_null_key_is_refused_as_one() {
             let error = client.batch_execute(&format!("SELECT palisade_fence.seal_rows('jobs', {arguments})")).await;
             let error = error.expect_err("nothing can be sealed so");
             assert_eq!(error.code().expect("a code").code(), "PF006", "{error:?}");
-            let said = error.as_db_error().expect("the server's").message().to_owned();
+            let reply = error.as_db_error().expect("the server's").message().to_owned();
             let expected =
                 if arguments.contains("NULL, 33") { "whose id is NULL cannot be sealed" } else { "is no token" };
-            assert!(said.contains(expected), "{said}");
+            assert!(reply.contains(expected), "{reply}");
         }
     });
 }

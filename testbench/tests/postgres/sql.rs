@@ -1,4 +1,4 @@
-//! What a client of any language sees, numbers and messages included; and what is wrong to say.
+//! The SQL interface for clients of any language: results, messages, and invalid input.
 
 use std::process::Command;
 
@@ -150,7 +150,7 @@ fn a_token_that_was_shown_for_one_transaction_is_gone_in_the_next() {
         seal(&client, 34).await;
         run(&client, &under(34, "UPDATE orders SET total = 1")).await;
         assert_eq!(refused(&client, "UPDATE orders SET total = 2").await, "PF003");
-        // As after a pooler has given the connection to somebody else.
+        // As after a pooler has given the connection to another client.
         run(&client, "SET palisade_fence.token = '34'").await;
         run(&client, "DISCARD ALL").await;
         assert_eq!(refused(&client, "UPDATE orders SET total = 2").await, "PF003");
@@ -175,7 +175,7 @@ fn installing_again_keeps_marks_and_a_newer_version_is_left_alone() {
     });
 }
 
-/// A seal that is undone after PREPARE TRANSACTION leaves no right to write behind, also on its own connection.
+/// A seal that is undone after PREPARE TRANSACTION leaves no admission, not even on its own connection.
 #[test]
 fn a_seal_that_is_undone_after_it_was_prepared_admits_nothing() {
     play(async |fixture| {

@@ -4,8 +4,8 @@ use tokio_postgres::Client;
 
 use crate::fixture::{ask, play, refused, run, seal, under};
 
-/// Everything here is refused without a token, under an old one, and under one that has not sealed; and goes through
-/// under the newest.
+/// Statements that are refused without a token, with an old one, and with one that has not sealed, and accepted with the
+/// newest.
 async fn is_fenced(client: &Client, statements: &[&str]) {
     for statement in statements {
         assert_eq!(refused(client, statement).await, "PF003", "{statement}");
@@ -80,7 +80,7 @@ fn a_partitioned_table_is_fenced_by_whichever_name_it_is_written() {
     });
 }
 
-/// Every table here has one row, so that what is refused would have changed something.
+/// Every table here has one row, so that every refused statement would have changed something.
 async fn has_rows(client: &Client, tables: &[&str]) {
     for table in tables {
         assert_eq!(ask(client, &format!("SELECT count(*) FROM ONLY {table}")).await, "1", "{table}");
@@ -111,7 +111,7 @@ fn truncate_of_a_partition_is_fenced_whenever_it_was_made() {
         }
         has_rows(&client, &tables).await;
         run(&client, &under(34, "TRUNCATE low, inner_one")).await;
-        // What was detached is a table of its own, and stays fenced.
+        // A detached partition is a separate table, and stays fenced.
         run(&client, "ALTER TABLE parts DETACH PARTITION later").await;
         is_fenced(&client, &["UPDATE later SET n = 2", "TRUNCATE later"]).await;
         // Made a part of another table, it is fenced when it is written through that one.
@@ -193,17 +193,17 @@ fn a_table_that_comes_under_a_protected_name_with_its_schema_is_fenced() {
     });
 }
 
-/// What check() says of a table, or of all.
+/// Returns what `check()` reports for a table, or for all.
 async fn problems(client: &Client, table: &str) -> String {
     let sql = "SELECT string_agg(problem, '; ') FROM palisade_fence.check() WHERE name LIKE";
     ask(client, &format!("{sql} '{table}'")).await
 }
 
 #[test]
-fn what_cannot_be_kept_up_with_is_refused_or_found() {
+fn changes_that_triggers_cannot_follow_are_refused_or_found() {
     play(async |fixture| {
         let client = fixture.client().await;
-        // As where the one who installs it is no superuser.
+        // As if the fence was installed by a role that is not a superuser.
         run(&client, "DROP EVENT TRIGGER palisade_fence").await;
         assert_eq!(problems(&client, "%").await, "NULL");
         run(&client, "CREATE TABLE parts (id int, n int) PARTITION BY RANGE (id)").await;
@@ -214,7 +214,7 @@ fn what_cannot_be_kept_up_with_is_refused_or_found() {
                 assert_eq!(refused(&client, &format!("SELECT palisade_fence.{call}")).await, "PF008", "{call}");
             }
         }
-        // Each by itself can be protected, and is then fenced by whichever name it is written.
+        // Each alone can be protected, and is then fenced by whichever name it is written.
         run(&client, "SELECT palisade_fence.protect('low', 'orders')").await;
         seal(&client, 34).await;
         is_fenced(&client, &["INSERT INTO parts VALUES (1, 1)", "TRUNCATE low", "TRUNCATE parts"]).await;
@@ -255,12 +255,12 @@ fn a_table_whose_rows_are_not_kept_here_is_refused() {
             let protect = format!("SELECT palisade_fence.protect('{table}', 'orders')");
             assert_eq!(refused(&client, &protect).await, "PF008", "{table}");
         }
-        // So is one that would become a part of a protected table.
+        // A table that would become a partition of a protected table is refused too.
         for sql in ["CREATE UNLOGGED TABLE part () INHERITS (orders)", "CREATE TEMP TABLE part () INHERITS (orders)"]
         {
             assert_eq!(refused(&client, sql).await, "PF008", "{sql}");
         }
-        // And a part that is under another mark is not taken over.
+        // A partition with another mark keeps it.
         run(&client, "CREATE TABLE whole (id int); CREATE TABLE child () INHERITS (whole)").await;
         run(&client, "SELECT palisade_fence.protect('child', 'another')").await;
         assert_eq!(refused(&client, "SELECT palisade_fence.protect('whole', 'orders')").await, "PF008");
@@ -323,7 +323,7 @@ fn a_protected_table_cannot_become_a_part_of_another_unseen() {
 }
 
 #[test]
-fn a_note_of_another_transaction_or_token_lets_nothing_through() {
+fn an_admission_of_another_transaction_or_token_admits_nothing() {
     play(async |fixture| {
         let client = fixture.client().await;
         run(&client, "CREATE TABLE whole (id int, n int); CREATE TABLE part () INHERITS (whole)").await;
@@ -332,7 +332,7 @@ fn a_note_of_another_transaction_or_token_lets_nothing_through() {
         run(&client, &under(34, "INSERT INTO part VALUES (1, 1)")).await;
         let twice = "UPDATE part SET n = 2; SET LOCAL palisade_fence.token = '33'; UPDATE whole SET n = 3";
         assert_eq!(refused(&client, &under(34, twice)).await, "PF001");
-        // Nor does one for a resource and a token that make the same text.
+        // Nor does an admission for a resource and a token that make the same text.
         run(&client, "CREATE TABLE named (id int); CREATE TABLE named_part () INHERITS (named)").await;
         run(&client, "SELECT palisade_fence.protect('named_part', 'x:orders')").await;
         run(&client, "SELECT palisade_fence.seal('x:orders', 34)").await;
@@ -344,13 +344,13 @@ fn a_note_of_another_transaction_or_token_lets_nothing_through() {
     });
 }
 
-/// A resource's name and a token can have colons, as the text of the note does.
+/// A resource's name and a token can have colons, as the text of an admission does.
 #[test]
 fn an_admission_to_one_resource_is_none_to_another() {
     play(async |fixture| {
         let client = fixture.client().await;
         let seals: u64 = ask(&client, "SELECT last_value FROM palisade_fence.seals").await.parse().expect("a number");
-        // After two seals the note for this resource would be that for `orders` under the token '34:N'.
+        // After two seals the admission for this resource would be that for `orders` under the token '34:N'.
         let named = format!("{}:orders", seals + 2);
         seal(&client, 35).await;
         run(&client, "CREATE TABLE named (id int)").await;
@@ -364,7 +364,7 @@ fn an_admission_to_one_resource_is_none_to_another() {
 }
 
 #[test]
-fn unprotect_gives_the_table_back() {
+fn an_unprotected_table_is_writable_again() {
     play(async |fixture| {
         let client = fixture.client().await;
         run(&client, "SELECT palisade_fence.protect('orders', 'orders')").await;

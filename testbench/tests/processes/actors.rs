@@ -38,7 +38,7 @@ impl Worker {
         worker
     }
 
-    /// A worker that runs under another program, which is told the worker's path as its last argument.
+    /// A worker that runs under another program, which gets the worker's path as its last argument.
     pub(crate) fn under<S: AsRef<OsStr>>(program: &str, arguments: &[S], variables: &[(&str, &str)]) -> Worker {
         let mut command = Command::new(program);
         command.args(arguments).arg(env!("CARGO_BIN_EXE_worker")).envs(variables.iter().copied());
@@ -74,7 +74,7 @@ impl DerefMut for Worker {
 }
 
 /// The token in `granted 7`.
-pub(crate) fn token(said: &str) -> u64 {
-    let number = said.strip_prefix("granted ").unwrap_or_else(|| panic!("not granted: {said}"));
+pub(crate) fn token(reply: &str) -> u64 {
+    let number = reply.strip_prefix("granted ").unwrap_or_else(|| panic!("not granted: {reply}"));
     number.parse().expect("a token is a number")
 }

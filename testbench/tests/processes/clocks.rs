@@ -25,8 +25,8 @@ fn a_wall_clock_that_jumps_an_hour_either_way_changes_nothing() {
     }
 }
 
-/// A host that is suspended shows in one clock and not in the other. A time namespace moves one clock and not the
-/// other, which is what can be had without suspending the host: deadlines must be counted on the one that moved.
+/// A suspended host's boot clock advances, and its monotonic clock does not. A time namespace moves the boot clock alone, which
+/// has the same effect without a suspend. Deadlines must be counted on the boot clock.
 #[test]
 fn deadlines_are_counted_on_the_clock_that_also_counts_suspended_time() {
     const DAY_S: &str = "86400";

@@ -12,7 +12,7 @@ const PROCESSES: usize = 50;
 const TIMES: usize = 200;
 const TTL_MS: u64 = 2_000;
 
-/// What is done to a worker when it has counted so far.
+/// The fault of a worker, and the count at which it happens.
 #[derive(Clone, Copy, PartialEq)]
 enum Fate {
     Spared,
@@ -56,17 +56,17 @@ fn fifty_processes_that_are_killed_and_stopped_lose_nothing() {
     let unsaid = contents.writes.len() - acknowledged.len();
     assert!(unsaid <= killed, "{unsaid} writes were never acknowledged, but only {killed} workers were killed");
     let whole = (0..PROCESSES).filter(|worker| !matches!(fate(*worker), Fate::Killed(_))).count();
-    assert!(acknowledged.len() >= whole * TIMES, "somebody did not finish");
+    assert!(acknowledged.len() >= whole * TIMES, "a worker did not finish");
 }
 
-/// Passes on what a worker acknowledges, and does to it what is to be done.
+/// Forwards the acknowledgements of a worker, and causes its fault.
 fn follow(mut worker: Worker, fate: Fate, acks: &mpsc::Sender<u64>) {
     let mut counted = 0;
-    while let Some(said) = worker.next_reply() {
-        if said == "counted" {
+    while let Some(reply) = worker.next_reply() {
+        if reply == "counted" {
             return;
         }
-        let token = said.strip_prefix("ack ").unwrap_or_else(|| panic!("{said}"));
+        let token = reply.strip_prefix("ack ").unwrap_or_else(|| panic!("{reply}"));
         acks.send(token.parse().expect("a token is a number")).expect("the test listens");
         counted += 1;
         match fate {
@@ -80,5 +80,5 @@ fn follow(mut worker: Worker, fate: Fate, acks: &mpsc::Sender<u64>) {
             _ => {}
         }
     }
-    assert!(matches!(fate, Fate::Killed(_)), "a worker ended that nobody killed");
+    assert!(matches!(fate, Fate::Killed(_)), "a worker ended without a kill");
 }

@@ -13,7 +13,7 @@ fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
     let (mut old, mut new) = (Worker::start(&place, TTL_MS), Worker::start(&place, TTL_MS));
     let before = old.acquire("orders");
     old.stop();
-    // Only the end of the old session can let the new one in.
+    // Only the end of the old session can free the lock.
     let after = new.acquire("orders");
     assert!(after > before);
     old.go_on();

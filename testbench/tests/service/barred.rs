@@ -1,4 +1,4 @@
-//! Clients that are not let in, or not let do something: each is told why, and what to do about it.
+//! Clients that are refused, or denied an operation. The error gives the reason and what to do.
 
 use std::error::Error as _;
 use std::fs;
@@ -13,7 +13,7 @@ use rcgen::date_time_ymd;
 use crate::fixture::{Fixture, check, take, token};
 use crate::guarded::Guarded;
 
-/// An encrypted service without users; `server.pem` is what `issue` leaves there.
+/// Starts an encrypted service without users. `issue` writes its `server.pem`.
 fn encrypted(issue: impl FnOnce(&Credentials, &Path)) -> (Fixture, Credentials) {
     let folder = tempfile::tempdir().expect("a folder");
     let credentials = Credentials::new(folder.path());
@@ -22,7 +22,7 @@ fn encrypted(issue: impl FnOnce(&Credentials, &Path)) -> (Fixture, Credentials) 
     (Fixture::with_variables(folder, &[(name, &value)]), credentials)
 }
 
-/// A service that does not encrypt and has these users.
+/// Starts a plain service with these users.
 fn with_users(users: &[&Login]) -> Fixture {
     let (name, value) = credentials::users(users);
     Fixture::with_variables(tempfile::tempdir().expect("a folder"), &[(name, &value)])
@@ -32,12 +32,13 @@ async fn refusal(url: &str) -> Error {
     palisade::connect(url).await.map(drop).expect_err("it is not let in")
 }
 
-/// What is said, without what is different in every run.
-fn said(fixture: &Fixture, error: &Error) -> String {
+/// Returns the message without the parts that differ in every run.
+fn message(fixture: &Fixture, error: &Error) -> String {
     let address = fixture.service.address.to_string();
-    let said = error.to_string().replace(&address, "ADDRESS").replace(&fixture.folder().display().to_string(), "DIR");
-    assert!(!error.is_retryable() && !error.may_have_taken_effect(), "{said}");
-    said
+    let reply =
+        error.to_string().replace(&address, "ADDRESS").replace(&fixture.folder().display().to_string(), "DIR");
+    assert!(!error.is_retryable() && !error.may_have_taken_effect(), "{reply}");
+    reply
 }
 
 fn security_error(error: &Error) -> Option<&SecurityError> {
@@ -52,29 +53,29 @@ fn a_wrong_or_missing_secret_is_rejected() {
         let place = fixture.service.address;
         palisade::connect(&format!("palisade://{}@{place}", alice.in_url())).await.expect("alice is let in");
         let mut told = Vec::new();
-        for who in [format!("alice:{}@", stranger.secret()), format!("{}@", stranger.in_url()), String::new()] {
-            let error = refusal(&format!("palisade://{who}{place}")).await;
+        for login in [format!("alice:{}@", stranger.secret()), format!("{}@", stranger.in_url()), String::new()] {
+            let error = refusal(&format!("palisade://{login}{place}")).await;
             assert!(matches!(error.kind(), ErrorKind::Denied { .. }), "{error:?}");
             for shown in [error.to_string(), format!("{error:?}")] {
                 assert!(!shown.contains(stranger.secret()), "{shown}");
             }
-            told.push(said(&fixture, &error));
+            told.push(message(&fixture, &error));
         }
         assert_snapshot!(told.join("\n"));
     });
 }
 
 #[test]
-fn a_user_is_not_wanted_where_there_are_none() {
+fn a_login_is_refused_by_a_service_without_users() {
     check(async {
         let fixture = Fixture::new();
         let error = refusal(&format!("palisade://ci:xyzzy@{}", fixture.service.address)).await;
-        assert_snapshot!(said(&fixture, &error));
+        assert_snapshot!(message(&fixture, &error));
     });
 }
 
 #[test]
-fn what_a_user_has_no_right_to_is_denied_and_changes_nothing() {
+fn a_request_without_the_right_is_denied_and_changes_nothing() {
     check(async {
         let (alice, bob) = (Login::new("alice", "acquire", "a/"), Login::new("bob", "observe", "a/"));
         let fixture = with_users(&[&alice, &bob]);
@@ -92,7 +93,7 @@ fn what_a_user_has_no_right_to_is_denied_and_changes_nothing() {
             refusal(&url(&bob)).await,
         ] {
             assert!(matches!(error.kind(), ErrorKind::Denied { .. }), "{error:?}");
-            told.push(said(&fixture, &error));
+            told.push(message(&fixture, &error));
         }
         assert_snapshot!(told.join("\n"));
         let lock = bobs.inspect("a/lock").await.expect("he may look").expect("it is held");
@@ -101,17 +102,17 @@ fn what_a_user_has_no_right_to_is_denied_and_changes_nothing() {
 }
 
 #[test]
-fn a_service_whose_certificate_cannot_be_believed_is_not_spoken_to() {
+fn a_service_with_an_untrusted_certificate_gets_no_request() {
     check(async {
         let (fixture, _) = encrypted(|_, folder| Authority::new("theirs").publish(folder, "theirs.pem"));
         let (place, folder) = (fixture.service.address, fixture.folder().display().to_string());
         palisade::connect(&format!("palisades://{place}?ca={folder}/ca.pem")).await.expect("it can be believed");
         let error = refusal(&format!("palisades://{place}?ca={folder}/theirs.pem")).await;
         assert_eq!(security_error(&error), Some(&SecurityError::UnknownAuthority));
-        let mut told = vec![said(&fixture, &error)];
+        let mut told = vec![message(&fixture, &error)];
         let error = refusal(&format!("palisades://{place}?ca={folder}/ca.pem&name=locks.example")).await;
         assert!(matches!(security_error(&error), Some(SecurityError::WrongName { .. })), "{error:?}");
-        told.push(said(&fixture, &error));
+        told.push(message(&fixture, &error));
 
         let (fixture, _) = encrypted(|credentials, folder| {
             credentials.authority.issue(folder, "server", &["127.0.0.1"], |params| {
@@ -122,14 +123,14 @@ fn a_service_whose_certificate_cannot_be_believed_is_not_spoken_to() {
         let url = format!("palisades://{}?ca={}/ca.pem", fixture.service.address, fixture.folder().display());
         let error = refusal(&url).await;
         let Some(SecurityError::Expired { why }) = security_error(&error) else { panic!("{error:?}") };
-        told.push(said(&fixture, &error).replace(why, "WHEN"));
+        told.push(message(&fixture, &error).replace(why, "WHEN"));
         assert!(why.starts_with("it ended ") && why.ends_with(" days ago"), "{why}");
         assert_snapshot!(told.join("\n"));
     });
 }
 
 #[test]
-fn a_certificate_for_a_name_is_believed_at_an_address_if_the_name_is_said() {
+fn a_certificate_for_a_name_is_valid_at_an_address_if_the_url_names_it() {
     check(async {
         let issue = |credentials: &Credentials, folder: &Path| {
             credentials.authority.issue(folder, "server", &["locks.example"], |_| {})
@@ -142,22 +143,23 @@ fn a_certificate_for_a_name_is_believed_at_an_address_if_the_name_is_said() {
 }
 
 #[test]
-fn encrypted_and_not_encrypted_do_not_meet() {
+fn an_encrypted_client_and_a_plain_service_refuse_each_other() {
     check(async {
         let (fixture, _) = encrypted(|_, _| {});
         let error = refusal(&fixture.service.url()).await;
         assert_eq!(security_error(&error), Some(&SecurityError::Encrypted), "{error:?}");
-        let mut told = vec![said(&fixture, &error)];
+        let mut told = vec![message(&fixture, &error)];
         let plain = Fixture::new();
         let ca = fixture.folder().join("ca.pem");
         let error = refusal(&format!("palisades://{}?ca={}", plain.service.address, ca.display())).await;
         assert_eq!(security_error(&error), Some(&SecurityError::NotEncrypted), "{error:?}");
-        told.push(said(&plain, &error));
+        told.push(message(&plain, &error));
         assert_snapshot!(told.join("\n"));
     });
 }
 
-/// With TLS 1.3 a client learns of it when it has already begun to speak: however that meets, it is told the same.
+/// With TLS 1.3 a client learns of the rejection after it has sent its first request. It gets the same error in each order of
+/// events.
 #[test]
 fn a_wrong_or_missing_client_certificate_is_rejected() {
     check(async {
@@ -177,9 +179,9 @@ fn a_wrong_or_missing_client_certificate_is_rejected() {
                 guarded.login.in_url(),
                 guarded.fixture.service.address
             );
-            let first = said(&guarded.fixture, &refusal(&url).await);
+            let first = message(&guarded.fixture, &refusal(&url).await);
             for _ in 0..20 {
-                assert_eq!(said(&guarded.fixture, &refusal(&url).await), first);
+                assert_eq!(message(&guarded.fixture, &refusal(&url).await), first);
             }
             told.push(first);
         }
@@ -206,15 +208,15 @@ fn files_that_cannot_be_used_are_named() {
             let user = if options.contains("secret_file") { "ci@" } else { "" };
             let error = refusal(&format!("palisades://{user}{place}?{options}")).await;
             assert!(matches!(security_error(&error), Some(SecurityError::Unreadable { .. })), "{error:?}");
-            told.push(said(&guarded.fixture, &error));
+            told.push(message(&guarded.fixture, &error));
         }
         assert_snapshot!(told.join("\n"));
     });
 }
 
-/// It is told once, and then it is over: nobody goes on guessing in the background.
+/// The first error is final: no keeper retries in the background.
 #[test]
-fn a_client_that_was_never_let_in_does_not_go_on_trying() {
+fn a_client_that_was_refused_does_not_retry_in_the_background() {
     check(async {
         let fixture = with_users(&[&Login::new("alice", "admin", "")]);
         drop(refusal(&format!("palisade://alice:xyzzy@{}", fixture.proxy.address)).await);

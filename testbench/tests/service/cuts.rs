@@ -1,4 +1,4 @@
-//! Lines that are cut at any moment.
+//! Connections that are cut at any moment.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const BOTH_WAYS: [Towards; 2] = [Towards::Server, Towards::Client];
 
 /// Fault 12.
 #[test]
-fn a_line_that_is_cut_again_and_again_loses_nothing() {
+fn a_connection_that_is_cut_again_and_again_loses_nothing() {
     check(async {
         const TTL: Duration = Duration::from_millis(1500);
         let fixture = Fixture::new();
@@ -41,7 +41,7 @@ fn a_line_that_is_cut_again_and_again_loses_nothing() {
     });
 }
 
-/// What a waiter's line carries from its question to the end of its grant, measured once on a line that is not cut.
+/// Returns the bytes that a waiter's connection carries from its request to the end of its grant, measured without a cut.
 async fn lengths(fixture: &Fixture, alice: &Palisade, bob: &Palisade) -> [u64; 2] {
     let before = BOTH_WAYS.map(|towards| fixture.proxy.passed(towards));
     wait_and_release(alice, bob, "measured").await;
@@ -49,15 +49,15 @@ async fn lengths(fixture: &Fixture, alice: &Palisade, bob: &Palisade) -> [u64; 2
     [after[0] - before[0], after[1] - before[1]]
 }
 
-/// Most of the time a client waits before it connects again, so several do it side by side, each on a fixture of its own.
+/// A client mostly waits before it reconnects, so several lanes run at once, each with its own fixture.
 const LANES: usize = 5;
 
-/// Where the lines of one lane are cut: together everywhere, unless that is too often.
+/// Returns the bytes after which one lane cuts its connections. All lanes together cut after every byte, or nearly.
 fn places(lane: usize, length: u64) -> impl Iterator<Item = u64> {
     (0..=length).step_by((length as usize / 60).max(5)).skip(lane).step_by(LANES)
 }
 
-/// Alice waits for bob, is granted, and releases. Whatever happens to her line: one grant, and nothing left.
+/// Alice waits for bob, is granted, and releases. Whatever happens to her connection: one grant, and nothing left.
 async fn wait_and_release(alice: &Palisade, bob: &Palisade, name: &str) {
     let held = take(bob, name).await;
     let mut watch = bob.watch(name).await.expect("a watch");
@@ -69,7 +69,7 @@ async fn wait_and_release(alice: &Palisade, bob: &Palisade, name: &str) {
     assert!(granted > palisade::Token::new(1).expect("a token"));
     match guard.release().await {
         Ok(()) => {}
-        // It is tried again in the background.
+        // The release is retried in the background.
         Err(error) => assert!(error.is_retryable(), "{error}"),
     }
     assert_eq!(grants_until_end_of(&mut watch, granted).await, [granted], "it was granted more than once");
@@ -79,7 +79,7 @@ async fn wait_and_release(alice: &Palisade, bob: &Palisade, name: &str) {
 }
 
 #[test]
-fn a_waiter_whose_line_is_cut_anywhere_is_granted_once_and_leaves_nothing() {
+fn a_waiter_whose_connection_is_cut_anywhere_is_granted_once_and_leaves_nothing() {
     let cut_in = async |lane| {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
@@ -99,16 +99,16 @@ fn a_waiter_whose_line_is_cut_anywhere_is_granted_once_and_leaves_nothing() {
     });
 }
 
-/// Fault 10: the answer is lost, the grant is not; nobody may keep it.
+/// Fault 10: the reply is lost and the grant is made. The client must undo it.
 #[test]
-fn an_attempt_whose_line_is_cut_anywhere_leaves_nothing() {
+fn an_attempt_whose_connection_is_cut_anywhere_leaves_nothing() {
     let cut_in = async |lane| {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let attempt = async |name: String| {
             let answer = match alice.lock(&name).try_acquire().await {
                 Ok(Some(guard)) => Some(token(&guard)),
-                Ok(None) => panic!("nobody else is there"),
+                Ok(None) => panic!("no other client is there"),
                 Err(error) => {
                     assert!(error.is_retryable(), "{error}");
                     None
@@ -134,7 +134,7 @@ fn an_attempt_whose_line_is_cut_anywhere_leaves_nothing() {
     check(async { drop(join_all((0..LANES).map(cut_in)).await) });
 }
 
-/// Fault 13 and promise 5, on a real line.
+/// Fault 13 and promise 5, on a real connection.
 #[test]
 fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_another_is_granted() {
     check(async {
@@ -156,7 +156,7 @@ fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_another_is_grant
             let next = taken(waiting).await;
             assert!(safe_until.has_passed() && guard.token().is_err());
             assert!(matches!(guard.lost().await, Loss::Unreachable { .. }));
-            // Once it is back, the same client has a new session, and its old grant frees nobody.
+            // After the cut the same client has a new session, and the release of its old grant frees no newer one.
             fixture.proxy.pass();
             assert!(alice.lock(&name).try_acquire().await.is_ok_and(|taken| taken.is_none()));
             drop(guard);
@@ -187,14 +187,14 @@ fn a_waiter_that_is_cut_off_for_longer_than_its_ttl_is_told_and_never_granted() 
 }
 
 #[test]
-fn a_lock_that_is_taken_away_while_the_line_is_cut_is_reported_when_it_is_back() {
+fn a_lock_that_is_taken_away_while_the_connection_is_cut_is_reported_when_it_is_back() {
     check(async {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let (kept, lost) = (take(&alice, "kept").await, take(&alice, "lost").await);
         fixture.proxy.shut();
         bob.force_release("lost", "a test").await.expect("it is held");
-        assert!(lost.token().is_ok(), "nobody can have told");
+        assert!(lost.token().is_ok(), "the loss cannot be known yet");
         fixture.proxy.pass();
         assert!(matches!(lost.lost().await, Loss::ForcedBy { .. }));
         assert!(kept.token().is_ok());
@@ -202,7 +202,7 @@ fn a_lock_that_is_taken_away_while_the_line_is_cut_is_reported_when_it_is_back()
     });
 }
 
-/// It was granted, and taken away again, before its client could hear of either.
+/// The lock is granted and force-released before its client can learn of either.
 #[test]
 fn a_grant_that_was_taken_away_before_it_was_known_is_never_held() {
     check(async {
@@ -226,7 +226,7 @@ fn a_grant_that_was_taken_away_before_it_was_known_is_never_held() {
 }
 
 #[test]
-fn a_session_that_ended_while_the_line_was_cut_is_lost_when_it_is_back() {
+fn a_session_that_ended_while_the_connection_was_cut_is_lost_when_it_is_back() {
     check(async {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
@@ -250,7 +250,7 @@ fn a_watch_goes_on_over_a_cut_and_says_that_something_may_be_missing() {
     check(async {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
-        // Two that see the same: each is told once.
+        // Two watches of the same locks: each gets an event once.
         let mut watches = [alice.watch("a").await.expect("a watch"), alice.watch("a/b").await.expect("a watch")];
         let seen = async |watches: &mut [palisade::Watch; 2], name: &str| {
             let guard = take(&bob, name).await;
@@ -274,19 +274,19 @@ fn a_watch_goes_on_over_a_cut_and_says_that_something_may_be_missing() {
     });
 }
 
-/// Nothing is heard, and nothing is closed: only time can tell.
+/// No reply comes and no connection is closed, so only a time-out can end the call.
 #[test]
 fn calls_to_a_silent_service_fail_in_bounded_time_and_say_what_is_known() {
     check(async {
         let fixture = Fixture::new();
         let alice = fixture.through_proxy(LONG_TTL).await;
         fixture.proxy.black_hole();
-        let error = alice.inspect("lock").await.expect_err("nobody answers");
+        let error = alice.inspect("lock").await.expect_err("no reply comes");
         assert!(error.is_retryable() && error.may_have_taken_effect(), "{error}");
         let error = alice.inspect("lock").await.expect_err("there is no line");
         assert!(error.is_retryable() && !error.may_have_taken_effect(), "{error}");
         fixture.proxy.pass();
-        // The attempt that is under way may still fail.
+        // The current attempt to connect may still fail.
         until("the client has a connection again", async || alice.inspect("lock").await.is_ok()).await;
     });
 }

@@ -1,4 +1,4 @@
-//! Futures that are dropped at any moment leave nothing queued and nothing held (fault 15), on a line that is cut at
+//! Futures that are dropped at any moment leave nothing queued and nothing held (fault 15), on a connection that is cut at
 //! any moment too.
 
 use std::time::Duration;
@@ -28,8 +28,8 @@ fn an_acquire_that_is_dropped_at_any_time_leaves_nothing() {
 }
 
 #[test]
-fn an_acquire_that_is_dropped_while_its_line_is_cut_leaves_nothing() {
-    // Most of the time a client waits before it connects again, so several do it side by side.
+fn an_acquire_that_is_dropped_while_its_connection_is_cut_leaves_nothing() {
+    // A client mostly waits before it reconnects, so several run at once.
     const LANES: u64 = 5;
     let cut_in = async |lane| {
         let fixture = Fixture::new();

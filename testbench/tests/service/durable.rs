@@ -12,9 +12,9 @@ use palisade_testbench::faulty_disk::FaultyDisk;
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
-/// Longer than anything takes that works.
+/// The bound of each wait.
 const BOUND: Duration = Duration::from_secs(60);
-/// Longer than a write may take before the service leaves writes to its writing thread.
+/// Longer than a write may take before the service hands writes to its writer thread.
 const SLOW: Duration = Duration::from_millis(100);
 
 /// A service in this process, on a disk of the test.
@@ -85,7 +85,7 @@ impl Drop for Running {
     }
 }
 
-/// What has been answered by now, once there is something.
+/// Waits for a reply, and returns what has arrived.
 fn answer(stream: &mut TcpStream) -> String {
     let mut bytes = [0; 4096];
     let count = stream.read(&mut bytes).expect("an answer in time");
@@ -105,7 +105,7 @@ fn post(path: &str, body: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// The first number of an answer behind this text.
+/// Returns the number that follows this text in a reply.
 fn number(answer: &str, behind: &str) -> u64 {
     let rest = answer.split_once(behind).unwrap_or_else(|| panic!("no {behind} in {answer}")).1;
     let digits: String =
@@ -113,7 +113,7 @@ fn number(answer: &str, behind: &str) -> u64 {
     digits.parse().unwrap_or_else(|_| panic!("no number behind {behind} in {answer}"))
 }
 
-/// Has every kind of change made over both protocols. `meanwhile` is called while flushes are held back.
+/// Makes every kind of change over both protocols. `meanwhile` is called while flushes are held back.
 fn change_everything(running: &Running, name: &str, meanwhile: impl Fn()) {
     let (mut line, mut http) = (running.connect(running.resp), running.connect(running.http));
     let mut ask = |words: &str| running.is_acknowledged_late(&mut line, &command(words), &meanwhile);
@@ -136,9 +136,9 @@ fn change_everything(running: &Running, name: &str, meanwhile: impl Fn()) {
 #[test]
 fn nothing_is_acknowledged_before_it_is_durable() {
     let running = Running::start();
-    // The service's own thread writes, and is held up: it can answer nothing at all.
+    // The service's main thread writes, and blocks: it can answer nothing at all.
     change_everything(&running, "a", || ());
-    // A slow disk is left to another thread. Meanwhile the service answers what needs no write, and shows only what is
+    // With a slow disk another thread writes. Meanwhile the service answers what needs no write, and shows only what is
     // durable.
     running.disk.hold_flushes();
     let mut line = running.connect(running.resp);

@@ -1,4 +1,4 @@
-//! Lines that are encrypted, and clients that log in: they come back as others do, and each time say who they are.
+//! Encrypted connections, and clients with a login. They reconnect as others do, and authenticate each time.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use crate::fixture::{
     until_some, within,
 };
 
-/// A service that encrypts, wants certificates, and has one user.
+/// A service with TLS, client certificates and one user.
 pub(crate) struct Guarded {
     pub(crate) fixture: Fixture,
     pub(crate) credentials: Credentials,
@@ -34,7 +34,7 @@ impl Guarded {
         guarded
     }
 
-    /// Writes the secret where clients look for it.
+    /// Writes the secret to the file that clients read.
     fn keep_secret(&self, secret: &str) {
         fs::write(self.fixture.folder().join("secret"), format!("{secret}\nnot this\n")).expect("the folder is ours");
     }
@@ -63,7 +63,7 @@ impl Guarded {
 }
 
 #[test]
-fn what_is_held_and_what_waits_outlives_a_restart_over_encrypted_lines() {
+fn grants_and_waits_survive_a_restart_over_encrypted_connections() {
     check(async {
         let mut guarded = Guarded::new();
         let (alice, bob) = (guarded.client(LONG_TTL).await, guarded.client(LONG_TTL).await);
@@ -88,7 +88,7 @@ fn what_is_held_and_what_waits_outlives_a_restart_over_encrypted_lines() {
 
 /// Also in the middle of a record, and of a handshake.
 #[test]
-fn an_encrypted_line_that_is_cut_anywhere_loses_nothing() {
+fn an_encrypted_connection_that_is_cut_anywhere_loses_nothing() {
     check(async {
         let guarded = Guarded::new();
         let (alice, bob) = (guarded.through_proxy(LONG_TTL).await, guarded.client(LONG_TTL).await);
@@ -100,7 +100,7 @@ fn an_encrypted_line_that_is_cut_anywhere_loses_nothing() {
                 let held = take(&bob, &name).await;
                 let waiting = taking(&alice, &name);
                 until_queued(&bob, &name, 1).await;
-                // The first cut makes a new line, whose handshake then meets the second one.
+                // After the first cut the client reconnects, and the second cut hits that handshake.
                 guarded.fixture.proxy.cut();
                 guarded.fixture.proxy.cut_after(towards, at);
                 held.release().await.expect("it is held");
@@ -114,9 +114,9 @@ fn an_encrypted_line_that_is_cut_anywhere_loses_nothing() {
     });
 }
 
-/// As much as does not go through a socket, or into a record, at once.
+/// More than fits into a socket's buffer, or into one TLS record.
 #[test]
-fn much_is_asked_and_answered_over_an_encrypted_line() {
+fn large_requests_and_replies_pass_an_encrypted_connection() {
     check(async {
         let guarded = Guarded::new();
         let alice = guarded.through_proxy(LONG_TTL).await;
@@ -135,9 +135,9 @@ fn much_is_asked_and_answered_over_an_encrypted_line() {
     });
 }
 
-/// The keeper goes on: it cannot know that nobody will put it right.
+/// The keeper retries, because the secret file may be corrected later.
 #[test]
-fn a_client_whose_secret_was_changed_is_told_and_comes_back_when_it_has_the_new_one() {
+fn a_client_with_an_old_secret_gets_an_error_and_reconnects_with_the_new_one() {
     check(async {
         let mut guarded = Guarded::new();
         let alice = guarded.client(LONG_TTL).await;
@@ -156,7 +156,7 @@ fn a_client_whose_secret_was_changed_is_told_and_comes_back_when_it_has_the_new_
     });
 }
 
-/// Waits for the first error of a client that does not pass. Before it, the old connection may break.
+/// Waits for the refusal of a client. Before it, the old connection may break.
 async fn refusal(client: &Palisade) -> Error {
     until_some("the client is refused", async || match client.inspect("lock").await {
         Err(error) if error.is_retryable() => None,
@@ -166,7 +166,7 @@ async fn refusal(client: &Palisade) -> Error {
 }
 
 #[test]
-fn a_client_that_is_not_let_in_again_is_told_of_the_loss_in_time() {
+fn a_client_that_is_refused_again_learns_of_its_loss_in_time() {
     check(async {
         let mut guarded = Guarded::new();
         let alice = guarded.client(Duration::from_secs(1)).await;
@@ -178,7 +178,7 @@ fn a_client_that_is_not_let_in_again_is_told_of_the_loss_in_time() {
 }
 
 #[test]
-fn a_client_whose_certificate_is_not_accepted_any_more_comes_back_with_the_next_one() {
+fn a_client_with_a_rejected_certificate_reconnects_with_the_next_one() {
     check(async {
         let mut guarded = Guarded::new();
         let alice = guarded.client(LONG_TTL).await;
@@ -215,7 +215,7 @@ fn rights_that_were_taken_away_end_a_watch_and_refuse_what_waits() {
         drop(taken(waiting).await);
         let error = held.release().await.expect_err("it has no right any more");
         assert!(matches!(error.kind(), ErrorKind::Denied { .. }), "{error}");
-        // With the right, the release that is still wanted is made; and nothing waits any more.
+        // With the right, the pending release is made, and no waiter is left.
         guarded.restart_with(&guarded.login.clone());
         until_idle(&alice, "other/lock").await;
     });

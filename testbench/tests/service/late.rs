@@ -1,4 +1,4 @@
-//! Answers and questions that arrive late: after the client has given up on their line.
+//! Requests and replies that arrive after the client has given up their connection.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use palisade_testbench::proxy::Towards;
 
 use crate::fixture::{Fixture, LONG_TTL, check, inspect, take, taken, taking, token, until_idle, until_queued};
 
-/// Short enough that a silent line is given up soon, long enough that the session outlives it.
+/// Short enough that a silent connection is given up soon, long enough that the session outlives it.
 const TTL: Duration = Duration::from_secs(4);
 
 /// Fault 4.
 #[test]
-fn a_grant_whose_answer_comes_after_the_ttl_is_not_handed_over() {
+fn a_grant_whose_reply_comes_after_the_ttl_is_not_handed_out() {
     check(async {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.through_proxy(Duration::from_millis(800)).await, fixture.client(LONG_TTL).await);
@@ -23,7 +23,7 @@ fn a_grant_whose_answer_comes_after_the_ttl_is_not_handed_over() {
         held.release().await.expect("it is held");
         let error = waiting.await.expect("no panic").expect_err("the answer cannot have come in time");
         assert!(matches!(error.loss(), Some(Loss::Unreachable { .. })), "{error}");
-        // The session that has it ends, by its TTL.
+        // The session that holds the lock ends by its TTL.
         drop(take(&bob, "lock").await);
         fixture.proxy.pass();
         take(&alice, "lock").await.release().await.expect("a new session holds it");
@@ -31,7 +31,7 @@ fn a_grant_whose_answer_comes_after_the_ttl_is_not_handed_over() {
     });
 }
 
-/// Fault 10, with the question or the answer on its way for long.
+/// Fault 10, with a request or a reply that is delayed for long.
 #[test]
 fn an_acquire_that_times_out_here_and_is_granted_there_is_undone() {
     let hold = async |towards| {
@@ -42,7 +42,7 @@ fn an_acquire_that_times_out_here_and_is_granted_there_is_undone() {
         let outcome = alice.lock("lock").acquire_within(Duration::from_millis(50)).await;
         assert!(outcome.is_ok_and(|guard| guard.is_none()), "it cannot have been heard of");
         fixture.proxy.until_accepted(accepted + 1).await;
-        // On its new line she is heard; the old one may bring what it has at any time.
+        // Alice's new connection works; the old one may deliver its bytes at any time.
         drop(take(&alice, "lock").await);
         fixture.proxy.pass();
         drop(take(&bob, "lock").await);
@@ -54,7 +54,7 @@ fn an_acquire_that_times_out_here_and_is_granted_there_is_undone() {
     });
 }
 
-/// Faults 8 and 9: a release that arrives when the lock is somebody else's, or one's own again.
+/// Faults 8 and 9: a release that arrives when another client holds the lock, or the same client again.
 #[test]
 fn a_release_that_arrives_late_frees_nothing_else() {
     check(async {
@@ -67,7 +67,7 @@ fn a_release_that_arrives_late_frees_nothing_else() {
         let error = guard.release().await.expect_err("it cannot have been heard");
         assert!(error.is_retryable() && error.may_have_taken_effect(), "{error}");
         fixture.proxy.until_accepted(accepted + 1).await;
-        // It is repeated on the new line; then the lock is somebody else's, and then alice's again.
+        // The release is repeated on the new connection; then bob has the lock, and then alice again.
         let other = take(&bob, "lock").await;
         let waiting = taking(&alice, "lock");
         until_queued(&bob, "lock", 1).await;
@@ -75,7 +75,7 @@ fn a_release_that_arrives_late_frees_nothing_else() {
         let again = taken(waiting).await;
         let ended = fixture.proxy.ended();
         fixture.proxy.pass();
-        // The old line is over when its release has arrived.
+        // The old connection ends when its release has arrived.
         fixture.proxy.until_ended(ended + 1).await;
         let lock = inspect(&alice, "lock").await.expect("it is held");
         assert_eq!(lock.holders[0].token, token(&again));
@@ -86,9 +86,9 @@ fn a_release_that_arrives_late_frees_nothing_else() {
     });
 }
 
-/// The old line brings the question once more when the new line has its place in the queue.
+/// The old connection delivers the request once more when the new one is already in the queue.
 #[test]
-fn a_question_that_arrives_again_on_the_old_line_does_not_take_the_grant_away() {
+fn a_request_that_arrives_again_on_the_old_connection_does_not_end_the_grant() {
     check(async {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.through_proxy(TTL).await, fixture.client(LONG_TTL).await);
@@ -100,7 +100,7 @@ fn a_question_that_arrives_again_on_the_old_line_does_not_take_the_grant_away() 
         until_queued(&bob, "lock", 1).await;
         let ended = fixture.proxy.ended();
         fixture.proxy.pass();
-        // The old line is over when its question has arrived.
+        // The old connection ends when its request has arrived.
         fixture.proxy.until_ended(ended + 1).await;
         until_queued(&bob, "lock", 1).await;
         held.release().await.expect("it is held");
@@ -110,9 +110,9 @@ fn a_question_that_arrives_again_on_the_old_line_does_not_take_the_grant_away() 
     });
 }
 
-/// Slow is not broken.
+/// A slow connection is not a broken one.
 #[test]
-fn a_slow_line_loses_nothing() {
+fn a_slow_connection_loses_nothing() {
     check(async {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.through_proxy(TTL).await, fixture.client(LONG_TTL).await);
@@ -120,7 +120,7 @@ fn a_slow_line_loses_nothing() {
         fixture.proxy.delay(Duration::from_millis(100));
         let guard = take(&alice, "lock").await;
         let first = token(&guard);
-        // Longer than the session lives without its keep-alives.
+        // Longer than the TTL.
         tokio::time::sleep(TTL * 5 / 4).await;
         assert_eq!(token(&guard), first);
         guard.release().await.expect("it is held");

@@ -1,4 +1,4 @@
-//! The service as a real process, and the way to it: killed, stopped, cut off, delayed.
+//! The service as a real process that is killed and stopped, and connections to it that are cut and delayed.
 
 mod barred;
 mod clocks;

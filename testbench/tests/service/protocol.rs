@@ -1,4 +1,4 @@
-//! What the engine relies on, said to the service word by word.
+//! The parts of the protocol that the engine relies on, as raw commands and replies.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -22,22 +22,22 @@ impl RespConnection {
         connection
     }
 
-    fn say(&mut self, command: &str) {
+    fn send(&mut self, command: &str) {
         let words: Vec<_> = command.split(' ').map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
         write!(self.stream, "*{}\r\n{}", words.len(), words.concat()).expect("it listens");
     }
 
-    fn hear(&mut self) -> String {
+    fn read_line(&mut self) -> String {
         let mut line = String::new();
         self.heard.read_line(&mut line).expect("it answers");
         line.trim_end().to_owned()
     }
 
-    /// What is said, without the lengths of texts.
-    fn hear_words(&mut self, count: usize) -> String {
+    /// Reads this number of words, without the lengths of texts.
+    fn read_words(&mut self, count: usize) -> String {
         let mut words = Vec::new();
         while words.len() < count {
-            let word = self.hear();
+            let word = self.read_line();
             if !word.starts_with('$') {
                 words.push(word);
             }
@@ -46,13 +46,13 @@ impl RespConnection {
     }
 
     fn ask(&mut self, command: &str, words: usize) -> String {
-        self.say(command);
-        self.hear_words(words)
+        self.send(command);
+        self.read_words(words)
     }
 }
 
 #[test]
-fn attaching_says_what_is_held() {
+fn attaching_returns_the_grants_of_the_session() {
     let fixture = Fixture::new();
     let (mut one, mut two) = (RespConnection::new(&fixture), RespConnection::new(&fixture));
     assert_eq!(one.ask("SESSION OPEN 60000", 5), "%2 session :1 ttl_ms :60000");
@@ -60,15 +60,15 @@ fn attaching_says_what_is_held() {
     assert_eq!(one.ask("LOCK ACQUIRE b SESSION 1", 7), "%3 token :2 session :1 ttl_ms :60000");
     assert_eq!(two.ask("SESSION ATTACH 1", 9), "%3 session :1 ttl_ms :60000 held *2 :1 :2");
     assert_eq!(two.ask("LOCK BREAK a REASON because BY me", 5), "%2 grants :1 moved_to :3");
-    // Both lines are told: the new one, and the old one as long as it is there.
+    // Both connections get the push: the new one, and the old one while it exists.
     for line in [&mut one, &mut two] {
-        assert_eq!(line.hear_words(8), ">7 lost :1 :1 forced me because :3");
+        assert_eq!(line.read_words(8), ">7 lost :1 :1 forced me because :3");
     }
     assert_eq!(two.ask("SESSION ATTACH 1", 8), "%3 session :1 ttl_ms :60000 held *1 :2");
 }
 
 #[test]
-fn the_repeat_of_a_request_whose_grant_has_ended_is_told_of_both() {
+fn a_repeated_request_whose_grant_has_ended_gets_the_grant_and_its_end() {
     let fixture = Fixture::new();
     let (mut one, mut two) = (RespConnection::new(&fixture), RespConnection::new(&fixture));
     one.ask("SESSION OPEN 60000", 5);
@@ -76,11 +76,11 @@ fn the_repeat_of_a_request_whose_grant_has_ended_is_told_of_both() {
     assert_eq!(two.ask("LOCK ACQUIRE a SESSION 1 REQ 1 ASYNC", 7), "%3 token :1 session :1 ttl_ms :60000");
     one.ask("LOCK BREAK a REASON because BY me", 5);
     assert_eq!(two.ask("LOCK ACQUIRE a SESSION 1 REQ 1 ASYNC", 7), "%3 token :1 session :1 ttl_ms :60000");
-    assert_eq!(two.hear_words(8), ">7 lost :1 :1 ended _ _ _");
+    assert_eq!(two.read_words(8), ">7 lost :1 :1 ended _ _ _");
 }
 
 #[test]
-fn a_grant_is_told_on_every_line_that_has_asked_for_it() {
+fn a_grant_is_pushed_to_every_connection_that_requested_it() {
     let fixture = Fixture::new();
     let (mut one, mut two) = (RespConnection::new(&fixture), RespConnection::new(&fixture));
     one.ask("SESSION OPEN 60000", 5);
@@ -90,12 +90,12 @@ fn a_grant_is_told_on_every_line_that_has_asked_for_it() {
     }
     assert_eq!(two.ask("LOCK RELEASE a 1", 1), ":1");
     for line in [&mut one, &mut two] {
-        assert_eq!(line.hear_words(5), ">4 granted :1 :2 :2");
+        assert_eq!(line.read_words(5), ">4 granted :1 :2 :2");
     }
 }
 
 #[test]
-fn a_line_is_told_of_an_event_once() {
+fn a_connection_gets_an_event_once() {
     let fixture = Fixture::new();
     let (mut one, mut two) = (RespConnection::new(&fixture), RespConnection::new(&fixture));
     for prefix in ["a", "a/b", "a", "c"] {
@@ -105,15 +105,15 @@ fn a_line_is_told_of_an_event_once() {
     let granted = |token, name| format!(">2 event %4 event granted locks *1 {name} session :1 token :{token}");
     two.ask("LOCK ACQUIRE a/b SESSION 1", 7);
     two.ask("LOCK ACQUIRE c SESSION 1", 7);
-    assert_eq!(one.hear_words(12), granted(1, "a/b"));
-    assert_eq!(one.hear_words(12), granted(2, "c"));
+    assert_eq!(one.read_words(12), granted(1, "a/b"));
+    assert_eq!(one.read_words(12), granted(2, "c"));
     assert_eq!(one.ask("LOCK UNWATCH a/b", 1), "+OK");
     two.ask("LOCK ACQUIRE a/b/d SESSION 1", 7);
-    assert_eq!(one.hear_words(12), granted(3, "a/b/d"));
+    assert_eq!(one.read_words(12), granted(3, "a/b/d"));
     assert_eq!(one.ask("LOCK UNWATCH a", 1), "+OK");
     two.ask("LOCK ACQUIRE a/e SESSION 1", 7);
     two.ask("LOCK ACQUIRE c/e SESSION 1", 7);
-    assert_eq!(one.hear_words(12), granted(5, "c/e"));
+    assert_eq!(one.read_words(12), granted(5, "c/e"));
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn time_while_the_service_was_paused_does_not_count() {
     // The standstill is the fault: longer than the session lives.
     std::thread::sleep(Duration::from_millis(3000));
     fixture.service.go_on();
-    // Whatever comes first after that, nobody else has the lock while the holder still has a chance to be heard.
+    // Whichever request comes first after that, no other client gets the lock before the holder can send a keep-alive.
     assert_eq!(other.ask("LOCK ACQUIRE a TTL 60000", 1), "_");
     assert_eq!(lives.ask("SESSION KEEPALIVE 1", 2), "*1 :1500");
 }
@@ -138,7 +138,7 @@ fn a_blocking_connection_never_waits_for_itself() {
     assert_eq!(connection.ask("SESSION OPEN 60000", 5), "%2 session :1 ttl_ms :60000");
     assert_eq!(connection.ask("LOCK ACQUIRE a SESSION 1", 7), "%3 token :1 session :1 ttl_ms :60000");
     assert!(connection.ask("LOCK ACQUIRE a SESSION 1 WAIT 60000", 1).starts_with("-HELD "));
-    // A try, and a wait beside which there is more to be said, may be another task's.
+    // A try, and a wait on a connection with other requests, may belong to another task.
     assert_eq!(connection.ask("LOCK ACQUIRE a SESSION 1", 1), "_");
     assert_eq!(connection.ask("LOCK ACQUIRE a SESSION 1 WAIT 60000 REQ 7 ASYNC", 1), "+QUEUED");
 }

@@ -1,4 +1,4 @@
-//! A service that is killed, and comes back.
+//! A service that is killed and restarted.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::fixture::{
 const TTL: Duration = Duration::from_secs(10);
 
 #[test]
-fn what_is_held_stays_held_and_what_waits_keeps_its_place_over_a_restart() {
+fn grants_and_queue_positions_survive_a_restart() {
     check(async {
         let mut fixture = Fixture::new();
         let (alice, bob, carol) = (fixture.client(TTL).await, fixture.client(TTL).await, fixture.client(TTL).await);
@@ -49,7 +49,7 @@ fn what_is_held_stays_held_and_what_waits_keeps_its_place_over_a_restart() {
     });
 }
 
-/// The release that hands the lock over is sent; whether it is carried out before the end is chance.
+/// The release that hands the lock over is sent; the kill may come before or after its commit.
 #[test]
 fn a_handover_that_is_interrupted_by_the_end_of_the_service_is_made_once() {
     check(async {
@@ -96,13 +96,13 @@ fn without_a_service_calls_fail_at_once_and_guards_are_lost_at_their_time() {
         let guard = take(&alice, "lock").await;
         assert!(matches!(watch.next().await, Some(Watched::Event(_))));
         fixture.service.kill();
-        let error = alice.inspect("other").await.expect_err("nobody is there");
+        let error = alice.inspect("other").await.expect_err("no server is there");
         assert!(error.is_retryable(), "{error}");
         assert!(error.to_string().contains(&fixture.service.address.to_string()), "{error}");
         let safe_until = jeopardy(&guard).await;
         assert!(matches!(guard.lost().await, Loss::Unreachable { .. }) && safe_until.has_passed());
         fixture.service.restart().expect("it starts again");
-        // Its old session has its whole TTL again, unless its client is quick to close it.
+        // Its old session has its whole TTL again, unless the client closes it first.
         let again = take(&alice, "lock").await;
         assert!(guard.token().is_err() && again.token().is_ok());
         assert_eq!(watch.next().await, Some(Watched::Missed));
@@ -114,7 +114,7 @@ fn a_service_that_is_not_there_is_named() {
     check(async {
         let mut fixture = Fixture::new();
         fixture.service.kill();
-        let error = palisade::connect(&fixture.service.url()).await.map(drop).expect_err("nobody is there");
+        let error = palisade::connect(&fixture.service.url()).await.map(drop).expect_err("no server is there");
         assert!(error.is_retryable() && !error.may_have_taken_effect(), "{error}");
         assert!(error.to_string().contains(&fixture.service.address.to_string()), "{error}");
     });

@@ -1,4 +1,4 @@
-//! Both halves of a signed token: the service signs, and a resource that asks nobody believes what is true.
+//! Both halves of a signed token: the service signs, and a resource verifies offline.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use palisade_testbench::credentials::{self, Login};
 
 use crate::fixture::{Fixture, LONG_TTL, check, retryable, take, token, until_some};
 
-/// A service that signs, for two users.
+/// A service with signing keys and two users.
 struct Signing {
     fixture: Fixture,
     alice: Login,
@@ -40,7 +40,7 @@ fn signer(folder: &Path) -> Signer {
     Signer::new(&folder.join("service"))
 }
 
-/// One that believes the keys as they are published now.
+/// Returns a verifier with the keys that are published now.
 fn verifier(folder: &Path) -> Verifier {
     let published = signer(folder).published().expect("keys");
     Verifier::new(&published.issuer, &serde_json::to_string(&published).expect("JSON")).expect("keys")
@@ -65,7 +65,7 @@ fn a_resource_verifies_a_grant_offline() {
 }
 
 #[test]
-fn another_cluster_is_not_believed() {
+fn a_token_of_another_cluster_is_refused() {
     check(async {
         let (ours, theirs) = (Signing::new(), Signing::new());
         let guard = take(&theirs.client(&theirs.alice).await, "orders/42").await;
@@ -75,15 +75,15 @@ fn another_cluster_is_not_believed() {
     });
 }
 
-/// Being genuine and being overtaken are two things.
+/// A signature stays valid; only the fence knows that the token was overtaken.
 #[test]
-fn a_holder_that_was_overtaken_is_genuine_and_shut_out() {
+fn an_overtaken_token_verifies_and_is_refused_by_the_fence() {
     check(async {
         let signing = Signing::new();
         let (alice, bob) = (signing.client(&signing.alice).await, signing.client(&signing.bob).await);
         let (orders, verifier) = (Memory::new("orders"), signing.verifier());
         let old = take(&alice, "orders/42").await.signed_token().await.expect("it is held");
-        // Its guard is gone, and the lock is given back; the text is still there.
+        // The guard is dropped and the lock released; the signed text remains.
         let guard = take(&bob, "orders/42").await;
         let new = guard.signed_token().await.expect("it is held");
         let mut sealed = verifier.seal(orders.clone(), new.as_str(), "orders/42").await.expect("it is bob's");
@@ -129,7 +129,7 @@ fn keys_outlive_a_crash_and_are_replaced_one_by_one() {
 }
 
 #[test]
-fn a_service_that_does_not_sign_says_how_to_begin() {
+fn a_service_without_keys_refuses_with_what_to_do() {
     check(async {
         let fixture = Fixture::new();
         let guard = take(&fixture.client(LONG_TTL).await, "orders/42").await;

@@ -21,7 +21,7 @@ fn guards_are_in_jeopardy_and_lost_before_a_stopped_service_can_have_ended_their
         let safe_until = jeopardy(&guard).await;
         assert!(guard.token().is_ok() || safe_until.has_passed());
         assert!(matches!(guard.lost().await, Loss::Unreachable { .. }));
-        // The service had confirmed a keep-alive before it was stopped at the latest.
+        // The last confirmed keep-alive is older than the stop.
         assert!(safe_until <= stopped_at + TTL, "it believed in its session for too long");
         assert!(guard.token().is_err());
         fixture.service.go_on();
