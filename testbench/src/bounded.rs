@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout_at};
 pub const BOUND: Duration = Duration::from_secs(120);
 
 /// Between two tests of a condition.
-const POLL: Duration = Duration::from_millis(1);
+const POLL: Duration = Duration::from_millis(5);
 
 /// How much later than a named wait the whole check fails, so that the message with the name comes first.
 const GRACE: Duration = Duration::from_secs(1);
