@@ -187,19 +187,20 @@ const SCHEMES: &[&str] = &[
 /// ```
 pub fn split_secret(url: &str) -> (String, Option<String>) {
     let Some((scheme, rest)) = url.split_once(':') else { return (url.to_owned(), None) };
-    let (rest, secret) = match scheme {
+    let form = match scheme {
         #[cfg(feature = "mysql")]
-        "mysql" => mysql::split_secret(rest),
+        "mysql" => &mysql::URL,
         #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => postgres::split_secret(rest),
+        "postgres" | "postgresql" => &postgres::URL,
         #[cfg(feature = "redis")]
-        "redis" | "rediss" => redis::split_secret(rest),
+        "redis" | "rediss" => &redis::URL,
         #[cfg(feature = "redlock")]
-        "redlock" => redlock::split_secret(rest),
+        "redlock" => &redlock::URL,
         #[cfg(feature = "service")]
-        "palisade" | "palisades" => service::split_secret(rest),
-        _ => (rest.to_owned(), None),
+        "palisade" | "palisades" => &service::URL,
+        _ => return (url.to_owned(), None),
     };
+    let (rest, secret) = form.split_secret(rest);
     (format!("{scheme}:{rest}"), secret)
 }
 

@@ -196,7 +196,7 @@ fn is_here(host: &str) -> bool {
 /// Warns of a secret that is sent unencrypted.
 fn plaintext_secret(rest: &str) -> Option<Finding> {
     let config = palisade::engine::service::Config::parse(rest).ok()?;
-    (config.login.is_some() && !is_here(&config.host)).then(|| {
+    (config.login.is_some() && !is_here(&config.address.host)).then(|| {
         let says = "the user's secret and all answers go over the network as they are";
         Finding::warning("encryption", says, "say palisades:// instead of palisade://")
     })

@@ -37,7 +37,7 @@ impl Failure {
 
 impl Failure {
     /// The same failure, for a call of which an earlier attempt may have taken effect.
-    #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "redlock", feature = "service"))]
     pub(crate) fn possibly_applied(self) -> Failure {
         match self {
             Failure::Unavailable(why) => Unavailable { may_have_taken_effect: true, ..why }.into(),

@@ -83,7 +83,7 @@ fn a_server_that_cannot_be_believed_is_not_spoken_to() {
         let name_it = format!("{CA}=FILE");
         refused(
             &format!("{localhost}?{}", believing(stranger.path())),
-            &["nobody whom this client trusts", &name_it],
+            &["signed by an unknown authority", &name_it],
         )
         .await;
         // Both words for an encrypted line verify it, by those whom the system trusts.
@@ -91,7 +91,7 @@ fn a_server_that_cannot_be_believed_is_not_spoken_to() {
             refused(&format!("{localhost}?{mode}"), &[&name_it]).await;
         }
         let elsewhere = format!("{}?{ENCRYPTED}&{trust}", fixture.url_as("sealed", "127.0.0.1"));
-        refused(&elsewhere, &["for another name", "localhost", "call it by a name in the certificate"]).await;
+        refused(&elsewhere, &["for another name", "localhost", "use a name in the certificate"]).await;
         let key = server.1.path().join("server.key");
         for file in ["/nowhere/ca.pem", &key.display().to_string()] {
             refused(&format!("{localhost}?{CA}={file}"), &[file, "cannot be used"]).await;

@@ -8,15 +8,15 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Row};
 use palisade_core::{Acquire, Label, LockName, Patience, RequestNo, SessionEnd, SessionId, Token, Ttl, Value};
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::connection::{CALL_TIMEOUT, Connection, dial};
 use super::poll::{Poll, begin_watch, fetch_notices, read_events, sweep};
 use super::poll_backoff::PollBackoff;
 use super::wire::{id, literal, number, settle_granted, text};
-use super::{Config, schema, tls, wire};
+use super::{Config, schema, wire};
 use crate::engine::remote::{
-    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, OrphanedGrant, Peer, Remote,
+    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, OrphanedGrant, Peer, Remote, within,
 };
 use crate::engine::sql_text::refusal;
 use crate::engine::{
@@ -86,7 +86,7 @@ impl Backend for MysqlBackend {
     }
 
     async fn connect(&self) -> Result<Connected<MysqlBackend>, ConnectError> {
-        let opts = tls::opts(&self.config)?;
+        let opts = self.config.opts()?;
         let mut conn = within(CALL_TIMEOUT, async { Ok(dial(&opts).await?) }).await?;
         self.epoch.set(self.epoch.get() + 1);
         let cluster = match within(CALL_TIMEOUT, recognise(&mut conn)).await? {
@@ -100,7 +100,7 @@ impl Backend for MysqlBackend {
         let guard = EndOnDrop(connection.clone());
         let driver = Box::pin(async move {
             tokio::select! {
-                error = guard.0.ended() => error,
+                error = guard.0.given_up.wait() => error,
                 never = poll.run() => match never {},
             }
         });
@@ -325,13 +325,6 @@ impl MysqlBackend {
         let note = |known: &mut u64| times >= std::mem::replace(known, times.max(*known));
         self.client.session_extra(session, note).unwrap_or(true)
     }
-}
-
-async fn within<T>(
-    patience: Duration,
-    attempt: impl Future<Output = Result<T, ConnectError>>,
-) -> Result<T, ConnectError> {
-    timeout(patience, attempt).await.unwrap_or_else(|_| Err(ConnectError::no_answer(patience)))
 }
 
 /// Returns the identity of the data; `None` if the schema is missing or has to be checked.

@@ -18,7 +18,7 @@ use super::error;
 use super::fast_path::{FastCall, FastPath};
 use super::wire::{id, literal, number, request, text};
 use crate::engine::Failure;
-use crate::engine::remote::{AcquireReply, ConnectError, Peer, RemoteConnection, jittered};
+use crate::engine::remote::{AcquireReply, ConnectError, GivenUp, Peer, RemoteConnection, jittered};
 use crate::engine::sql_text::refusal;
 
 /// A call that takes longer fails, and its connection with it. The server stops waiting for a row sooner.
@@ -47,8 +47,7 @@ pub struct Connection {
     idle: Cell<usize>,
     max_workers: Cell<usize>,
     fast_path: FastPath,
-    error: RefCell<Option<ConnectError>>,
-    ended: Notify,
+    pub(super) given_up: GivenUp,
 }
 
 struct Job {
@@ -87,31 +86,18 @@ impl Connection {
             idle: Cell::new(0),
             max_workers: Cell::new(max_workers),
             fast_path: FastPath::default(),
-            error: RefCell::new(None),
-            ended: Notify::new(),
+            given_up: GivenUp::default(),
         });
         spawn_local(connection.clone().work(Some(first)));
         connection
     }
 
-    /// Waits until the connection is broken.
-    pub(super) async fn ended(&self) -> ConnectError {
-        loop {
-            let ended = self.ended.notified();
-            if let Some(error) = self.error.borrow().clone() {
-                return error;
-            }
-            ended.await;
-        }
-    }
-
     /// Ends the workers, and fails the calls that were not sent. The first error is the one that counts.
     pub(super) fn end(&self, error: ConnectError) {
-        let error = self.error.borrow_mut().get_or_insert(error.at(&self.peer)).clone();
+        let error = self.given_up.note(error.at(&self.peer));
         for job in self.jobs.take() {
             drop(job.reply.send(Err(error.failure(false))));
         }
-        self.ended.notify_waiters();
         self.job_ready.notify_waiters();
     }
 
@@ -246,7 +232,7 @@ impl Connection {
         fast_call: Option<FastCall>,
         lock: Option<LockName>,
     ) -> Result<Reply, Failure> {
-        if let Some(error) = &*self.error.borrow() {
+        if let Some(error) = self.given_up.error() {
             return Err(error.failure(false));
         }
         let (sender, reply) = oneshot::channel();
@@ -349,6 +335,6 @@ impl Connection {
 
 impl RemoteConnection for Connection {
     fn is_broken(&self) -> bool {
-        self.error.borrow().is_some()
+        self.given_up.is_noted()
     }
 }

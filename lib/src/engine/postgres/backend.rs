@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use palisade_core::{Acquire, Label, LockName, RequestNo, SessionEnd, SessionId, Token, Ttl, Value};
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tokio_postgres::types::Type;
 
 use super::connection::{CALL_TIMEOUT, Connection, Param, big, dial};
 use super::{Config, pooler, schema, wire};
 use crate::engine::remote::{
     AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, OrphanedGrant, Peer, Remote, jittered,
+    within,
 };
 use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, WakeUp, Watched,
@@ -107,22 +108,21 @@ impl Backend for PostgresBackend {
     async fn connect(&self) -> Result<Connected<PostgresBackend>, ConnectError> {
         let client = self.client.clone();
         let dialed = dial(&self.config, move |payload| wire::handle_push(&client, payload));
-        let no_answer = |_| ConnectError::no_answer(CALL_TIMEOUT);
-        let mut dialed = timeout(CALL_TIMEOUT, dialed).await.map_err(no_answer)??;
+        let mut dialed = within(CALL_TIMEOUT, dialed).await?;
         let shared = self.shared.clone();
         shared.epoch.set(shared.epoch.get() + 1);
         let mut connection = Connection::new(dialed.client, self.peer.clone(), shared.epoch.get());
-        let greeting = timeout(CALL_TIMEOUT * 2, self.greet(&mut connection, dialed.local));
+        let greeting = within(CALL_TIMEOUT * 2, self.greet(&mut connection, dialed.local));
         let orphans = tokio::select! {
             error = &mut dialed.driver => return Err(error),
-            greeted = greeting => greeted.map_err(no_answer)??,
+            greeted = greeting => greeted?,
         };
         let connection = Rc::new(connection);
         let driven = connection.clone();
         let driver = Box::pin(async move {
             let error = tokio::select! {
                 error = &mut dialed.driver => error,
-                error = driven.given_up() => error,
+                error = driven.given_up.wait() => error,
                 never = shared.upkeep(&driven) => match never {},
             };
             driven.end();

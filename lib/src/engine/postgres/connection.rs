@@ -2,7 +2,7 @@
 //! connection up. Through a pooler each call waits for the reply to the one before: some poolers send the reply to a
 //! pipelined call to another client.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -16,16 +16,18 @@ use futures_util::future::LocalBoxFuture;
 use palisade_core::{Acquire, LockName, Mode, Patience, Reentry, RequestNo, SessionId, Token};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::Mutex;
 use tokio::task::spawn_local;
 use tokio_postgres::config::Host;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 use tokio_postgres::{AsyncMessage, Client, NoTls, Row, Statement};
+use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::{Config, error, tls};
+use super::config::TLS;
+use super::{Config, error};
 use crate::engine::Failure;
-use crate::engine::remote::{AcquireReply, ConnectError, Peer, RemoteConnection};
+use crate::engine::remote::{AcquireReply, ConnectError, GivenUp, Peer, RemoteConnection, connect_tcp};
 use crate::engine::sql_text::{ALL, refusal};
 
 /// A call that takes longer fails, and its connection with it. The server stops waiting for a row sooner.
@@ -50,8 +52,7 @@ pub struct Connection {
     prepared: Option<Prepared>,
     /// Serialises calls through a pooler.
     turn: Arc<Mutex<()>>,
-    given_up: Notify,
-    error: RefCell<Option<ConnectError>>,
+    pub(super) given_up: GivenUp,
     is_broken: Cell<bool>,
 }
 
@@ -75,15 +76,13 @@ pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 impl Connection {
     pub(super) fn new(client: Client, peer: Peer, epoch: i32) -> Connection {
-        let (given_up, error) = (Notify::new(), RefCell::new(None));
         Connection {
             client: Rc::new(client),
             peer,
             epoch,
             prepared: None,
             turn: Arc::default(),
-            given_up,
-            error,
+            given_up: GivenUp::default(),
             is_broken: Cell::new(false),
         }
     }
@@ -104,25 +103,13 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits until a call gives the connection up.
-    pub(super) async fn given_up(&self) -> ConnectError {
-        loop {
-            let given_up = self.given_up.notified();
-            if let Some(error) = self.error.borrow().clone() {
-                return error;
-            }
-            given_up.await;
-        }
-    }
-
     /// Fails all later calls without sending them.
     pub(super) fn end(&self) {
         self.is_broken.set(true);
     }
 
     fn give_up(&self, error: ConnectError) -> ConnectError {
-        *self.error.borrow_mut() = Some(error.clone());
-        self.given_up.notify_waiters();
+        self.given_up.note(error.clone());
         error.at(&self.peer)
     }
 
@@ -132,7 +119,7 @@ impl Connection {
         ask: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T, Failure> {
         if self.is_broken.get() || self.client.is_closed() {
-            return Err(ConnectError::transient("the connection was closed").at(&self.peer).failure(false));
+            return Err(ConnectError::closed().at(&self.peer).failure(false));
         }
         match tokio::time::timeout(timeout, ask).await {
             Ok(Ok(answer)) => Ok(answer),
@@ -317,7 +304,7 @@ impl Connection {
 
 impl RemoteConnection for Connection {
     fn is_broken(&self) -> bool {
-        self.is_broken.get() || self.client.is_closed() || self.error.borrow().is_some()
+        self.is_broken.get() || self.client.is_closed() || self.given_up.is_noted()
     }
 }
 
@@ -383,7 +370,8 @@ pub(super) struct Dialed {
 
 /// Connects to the first host that accepts. `on_push` receives the payloads of notifications.
 pub(super) async fn dial(config: &Config, on_push: impl Fn(&str) + Clone + 'static) -> Result<Dialed, ConnectError> {
-    let tls = tls::load(&config.encryption)?;
+    let tls = config.tls.as_ref().map(|tls| tls.load().map_err(|error| error.connect_error(&TLS))).transpose()?;
+    let tls = tls.map(|files| MakeRustlsConnect::new((*files).clone()));
     let mut last = None;
     for (at, host) in config.server.get_hosts().iter().enumerate() {
         let mut one = config.server.clone();
@@ -393,9 +381,7 @@ pub(super) async fn dial(config: &Config, on_push: impl Fn(&str) + Clone + 'stat
                 let (client, connection) = config.server.connect(NoTls).await?;
                 return Ok(Dialed { client, driver: drive(connection, on_push.clone()), local: None });
             };
-            let unreached = |error: std::io::Error| ConnectError::transient(format!("cannot be reached: {error}"));
-            let stream = TcpStream::connect((name.as_str(), config.port(at))).await.map_err(unreached)?;
-            stream.set_nodelay(true).map_err(unreached)?;
+            let stream = connect_tcp(name, config.port(at)).await?;
             let local = stream.local_addr().ok();
             let (client, driver) = match &tls {
                 None => {
@@ -436,7 +422,7 @@ where
                 Some(Ok(AsyncMessage::Notification(note))) => on_push(note.payload()),
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return error.into(),
-                None => return ConnectError::transient("the connection was closed"),
+                None => return ConnectError::closed(),
             }
         }
     })

@@ -4,38 +4,32 @@ use std::sync::Arc;
 
 use tokio_postgres::error::SqlState;
 
-use super::tls;
+use super::config::TLS;
 use crate::engine::Failure;
-use crate::engine::remote::{ConnectError, Peer};
+use crate::engine::remote::{ConnectError, Peer, SecurityError};
 
 impl From<tokio_postgres::Error> for ConnectError {
     fn from(error: tokio_postgres::Error) -> ConnectError {
-        let connect_error = match obstacle(&error) {
-            Some(what) => ConnectError::permanent(what),
-            None if error.code().is_some_and(|code| !is_transient(code)) => ConnectError::permanent(message(&error)),
-            None => ConnectError::transient(message(&error)),
+        // The driver reports a server without TLS by this text alone.
+        let no_tls = "server does not support TLS";
+        if std::error::Error::source(&error).is_some_and(|source| source.to_string() == no_tls) {
+            return SecurityError::NotEncrypted.connect_error(&TLS);
+        }
+        if let Some(error) = SecurityError::behind(&error) {
+            return error.connect_error(&TLS);
+        }
+        let text = message(&error);
+        let connect_error = match error.code() {
+            Some(code) if *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION => ConnectError::permanent(format!(
+                "{text}; its pg_hba.conf lists the connections that it accepts: encrypt with ?sslmode=require, and pass \
+                 a certificate with {}",
+                TLS.identity()
+            )),
+            Some(code) if !is_transient(code) => ConnectError::permanent(text),
+            _ => ConnectError::transient(text),
         };
         connect_error.because(Arc::new(error))
     }
-}
-
-/// Explains an error that stays until the operator changes something, with what to change.
-fn obstacle(error: &tokio_postgres::Error) -> Option<String> {
-    if error.code() == Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION) {
-        return Some(format!(
-            "{}; its pg_hba.conf says whom it lets in: lines are encrypted with ?sslmode=require, a certificate is shown \
-             with {}",
-            message(error),
-            tls::OPTIONS.identity
-        ));
-    }
-    // The driver has no other word for it.
-    if std::error::Error::source(error).is_some_and(|source| source.to_string() == "server does not support TLS") {
-        let what = "it does not encrypt; have that switched on there (ssl = on), or say ?sslmode=disable if nobody can \
-             listen or interfere";
-        return Some(what.to_owned());
-    }
-    crate::engine::tls::obstacle(error, &tls::OPTIONS)
 }
 
 /// The error in one line: PostgreSQL's own message and hint if there are any.

@@ -13,17 +13,17 @@ use palisade_core::{
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 
 use super::connection::{CALL_TIMEOUT, Connection, Dialer};
 use super::error::CallError;
 use super::namespace::NamespaceState;
 use super::numbers::RequestNumbers;
 use super::wire::{self, Reply, Request};
-use super::{Config, DataLost, Node};
+use super::{Config, DataLost};
 use crate::engine::remote::{
     AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, Peer, Reconnector, Remote,
-    keep_alive_timeout,
+    keep_alive_timeout, within,
 };
 use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, Unavailable, WakeUp, Watched,
@@ -66,7 +66,7 @@ pub struct Grant {
 }
 
 pub(super) fn peer(config: &Config) -> Peer {
-    let addresses: Vec<_> = config.nodes.iter().map(Node::address).collect();
+    let addresses: Vec<_> = config.nodes.iter().map(ToString::to_string).collect();
     Peer::new(RedisBackend::NAME, addresses.join(", "))
 }
 
@@ -120,10 +120,9 @@ impl Backend for RedisBackend {
             return Err(lost.connect_error());
         }
         let longest = keep_alive_timeout(self.shared.client.shortest_ttl(), CALL_TIMEOUT);
-        let no_answer = |_| ConnectError::no_answer(longest);
         let (sender, pushes) = mpsc::unbounded_channel();
-        let mut dialed = timeout(longest, self.shared.dialer.dial(sender)).await.map_err(no_answer)??;
-        let closed = ConnectError::transient("the connection was closed").at(&dialed.peer);
+        let mut dialed = within(longest, self.shared.dialer.dial(sender)).await?;
+        let closed = ConnectError::closed().at(&dialed.peer);
         let connection = Rc::new(Connection::new(
             dialed.redis,
             dialed.peer,
@@ -132,19 +131,18 @@ impl Backend for RedisBackend {
         ));
         tokio::select! {
             () = &mut dialed.driver => return Err(closed),
-            greeted = timeout(longest, self.shared.greet(&connection)) => greeted.map_err(no_answer)??,
+            greeted = within(longest, self.shared.greet(&connection)) => greeted?,
         }
         let (shared, driven) = (self.shared.clone(), connection.clone());
         let driver = Box::pin(async move {
             let error = tokio::select! {
                 biased;
                 () = &mut dialed.driver => closed,
-                error = driven.given_up() => error,
+                error = driven.given_up.wait() => error,
                 never = shared.receive(pushes) => match never {},
                 never = shared.upkeep(&driven) => match never {},
             };
-            driven.give_up(error.clone());
-            error
+            driven.given_up.note(error)
         });
         Ok(Connected { connection, orphans: Vec::new(), driver })
     }

@@ -55,7 +55,8 @@ impl Node {
         let address = &config.nodes[index];
         let mut settings = RedisConnectionInfo::default();
         if let Some(login) = &config.login {
-            settings = settings.set_username(&login.user).set_password(&login.secret);
+            let secret = login.secret.reveal().map_err(|error| Absence::NotLetIn(error.to_string()))?;
+            settings = settings.set_username(&login.user).set_password(secret);
         }
         let target = ConnectionAddr::Tcp(address.host.clone(), address.port);
         let info = target.into_connection_info().map_err(classify)?.set_redis_settings(settings);

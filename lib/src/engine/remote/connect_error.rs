@@ -86,6 +86,10 @@ impl ConnectError {
         ConnectError::transient(format!("does not answer; waited {} ms", waited.as_millis()))
     }
 
+    pub(crate) fn closed() -> ConnectError {
+        ConnectError::transient("the connection was closed")
+    }
+
     /// Names the store, unless it is named already.
     pub(crate) fn at(mut self, peer: &Peer) -> ConnectError {
         self.peer.get_or_insert_with(|| peer.clone());

@@ -7,7 +7,12 @@
 mod backend;
 mod client_state;
 mod connect_error;
+mod dial;
 mod reconnector;
+mod security_error;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
+mod tls;
+mod url;
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -29,7 +34,18 @@ use crate::SignedToken;
 pub(crate) use backend::{AcquireReply, Backend, CancelReply, Connected, OrphanedGrant, RemoteConnection};
 pub(crate) use client_state::{ClientState, WaitKey, forced_unseen};
 pub(crate) use connect_error::{ConnectError, Peer};
+pub(crate) use dial::{GivenUp, connect_tcp, within};
 pub(crate) use reconnector::{Reconnector, jittered, keep_alive_timeout};
+pub use security_error::SecurityError;
+pub(crate) use security_error::TlsOptions;
+#[cfg(any(feature = "redis", feature = "service"))]
+pub(crate) use tls::encrypt;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
+pub use tls::{Identity, Tls};
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
+pub(crate) use tls::{TlsModes, stream_error};
+pub use url::{Address, BadUrl, Login, Secret};
+pub(crate) use url::{Url, UrlForm, decoded, is_local};
 
 /// An engine on a store that is reached over a connection.
 pub struct Remote<B: Backend> {

@@ -8,15 +8,17 @@ use futures_util::future::LocalBoxFuture;
 use palisade_core::{Acquire, Label, LockName, Refusal, RequestNo, SessionEnd, SessionId, Token, Ttl, Value};
 use redis_protocol::resp3::types::BytesFrame;
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
+use super::Config;
+use super::config::TLS;
 use super::connection::{CALL_TIMEOUT, Connection, Dialer};
 use super::error::{ReplyError, Unexpected, printable};
 use super::wire::{self, Command, field, items, number, optional, small, text, token};
-use super::{Config, Login};
 use crate::SignedToken;
 use crate::engine::remote::{
-    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, Peer, Remote, keep_alive_timeout,
+    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, Login, Peer, Remote,
+    keep_alive_timeout, within,
 };
 use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, WakeUp, Watched,
@@ -49,7 +51,11 @@ impl Backend for ServiceBackend {
     const CALL_TIMEOUT: Duration = CALL_TIMEOUT;
 
     fn new(config: Config, client: Rc<ClientState<ServiceBackend>>) -> ServiceBackend {
-        ServiceBackend { peer: Peer::new(Self::NAME, config.address()), dialer: Dialer::new(config), client }
+        ServiceBackend {
+            peer: Peer::new(Self::NAME, config.address.to_string()),
+            dialer: Dialer::new(config),
+            client,
+        }
     }
 
     fn guarantees(&self) -> Guarantees {
@@ -246,14 +252,13 @@ impl ServiceBackend {
     async fn try_connect(&self) -> Result<Connected<ServiceBackend>, ConnectError> {
         // The sessions must live until another attempt can follow.
         let limit = keep_alive_timeout(self.client.shortest_ttl(), CALL_TIMEOUT);
-        let no_answer = |_| ConnectError::no_answer(limit);
-        let stream = timeout(limit, self.dialer.dial()).await.map_err(no_answer)??;
+        let stream = within(limit, self.dialer.dial()).await?;
         let connection = Rc::new(Connection::new(self.peer.clone(), self.client.clone()));
         let driven = connection.clone();
         let mut driver: LocalBoxFuture<'static, ConnectError> = Box::pin(async move { driven.drive(stream).await });
         tokio::select! {
             error = &mut driver => return Err(error),
-            greeted = timeout(limit, self.greet(&connection)) => greeted.map_err(no_answer)??,
+            greeted = within(limit, self.greet(&connection)) => greeted?,
         }
         Ok(Connected { connection, orphans: Vec::new(), driver })
     }
@@ -291,7 +296,8 @@ impl ServiceBackend {
         let login = self.dialer.config.login.as_ref();
         let mut hello = Command::new(&["HELLO", "3"]);
         if let Some(Login { user, secret }) = login {
-            hello = hello.text("AUTH").text(user).text(&secret.reveal()?);
+            let secret = secret.reveal().map_err(|error| error.connect_error(&TLS))?;
+            hello = hello.text("AUTH").text(user).text(&secret);
         }
         let hello = connection.request(&hello, CALL_TIMEOUT);
         let detail = connection.request(&Command::new(&["CLIENT", "DETAIL", "ON"]), CALL_TIMEOUT);
