@@ -1,5 +1,7 @@
 //! From a URL to an engine: the one file that names them all.
 
+#[cfg(feature = "postgres")]
+use crate::engine::advisory;
 #[cfg(feature = "embedded")]
 use crate::engine::embedded;
 use crate::engine::memory;
@@ -107,7 +109,7 @@ impl Target {
             Target::Postgres(config) => match config.mode {
                 postgres::Mode::Rows => keep(postgres::Postgres::connect(config).await, name, options, start).await,
                 postgres::Mode::Advisory => {
-                    keep(postgres::Advisory::connect(config).await, name, options, start).await;
+                    keep(advisory::Advisory::connect(config).await, name, options, start).await;
                 }
             },
             #[cfg(feature = "redis")]

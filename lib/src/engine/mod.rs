@@ -3,6 +3,8 @@
 //! An engine keeps sessions and locks. It lives on the keeper's own thread (see [`Engine`]), where it is free to do
 //! I/O. Renewal, deadlines, retries, loss and cancellation are written once, above it.
 
+#[cfg(feature = "postgres")]
+pub mod advisory;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 mod failure;

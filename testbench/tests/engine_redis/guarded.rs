@@ -60,10 +60,17 @@ fn an_encrypted_line_is_used_and_verified() {
                 SecurityError::UnknownAuthority.to_string(),
                 "?ca=FILE",
             ),
-            (format!("rediss://127.0.0.1:{port}?ca=/nowhere/ca.pem"), "/nowhere/ca.pem cannot be used".to_owned(), ""),
+            (
+                format!("rediss://127.0.0.1:{port}?ca=/nowhere/ca.pem"),
+                "/nowhere/ca.pem cannot be used".to_owned(),
+                "",
+            ),
         ] {
             let error = refused(&url).await;
-            assert!(!error.is_retryable() && error.source().is_some_and(|source| source.is::<SecurityError>()), "{error}");
+            assert!(
+                !error.is_retryable() && error.source().is_some_and(|source| source.is::<SecurityError>()),
+                "{error}"
+            );
             assert!(error.to_string().contains(&problem) && error.to_string().contains(remedy), "{error}");
         }
         refused(&format!("rediss://{}?{credentials}", fixture.redis.address)).await;

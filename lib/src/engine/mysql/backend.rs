@@ -16,9 +16,10 @@ use super::poll_backoff::PollBackoff;
 use super::wire::{id, literal, number, settle_granted, text};
 use super::{Config, schema, wire};
 use crate::engine::remote::{
-    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, OrphanedGrant, Peer, Remote, within,
+    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, ForceRelease, Held, Peer, Remote,
+    within,
 };
-use crate::engine::sql_text::refusal;
+use crate::engine::sql_text::{explain_denial, other_data, refusal};
 use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, WakeUp, Watched,
 };
@@ -163,44 +164,25 @@ impl Backend for MysqlBackend {
         }
     }
 
-    async fn release(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        _: Option<&LockName>,
-    ) -> Result<(), Failure> {
-        let released = connection.release(session, lock, token).await;
+    async fn release(&self, connection: &Rc<Connection>, held: &Held, _: Option<&LockName>) -> Result<(), Failure> {
+        let released = connection.release(held).await;
         if let Err(Failure::Refused(_)) = released {
             // A notice says why the grant had ended.
-            fetch_notices(&self.client, connection, session).await;
+            fetch_notices(&self.client, connection, held.session).await;
         }
         settle_granted(&self.client, released?);
         Ok(())
     }
 
-    async fn publish(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        value: &Value,
-    ) -> Result<(), Failure> {
+    async fn publish(&self, connection: &Rc<Connection>, held: &Held, value: &Value) -> Result<(), Failure> {
+        let Held { session, lock, token } = held;
         let (lock, value) = (literal(lock.as_str()), literal(value.as_bytes()));
         let sql = format!("CALL palisade_publish({session}, {lock}, {token}, {value})");
         connection.unless_refused(sql, 0).await.map(drop)
     }
 
-    async fn force_release(
-        &self,
-        connection: &Rc<Connection>,
-        lock: &LockName,
-        only: Option<Token>,
-        by: &Label,
-        reason: &Label,
-    ) -> Result<Forced, Failure> {
+    async fn force_release(&self, connection: &Rc<Connection>, force: &ForceRelease) -> Result<Forced, Failure> {
+        let ForceRelease { lock, only, by, reason } = force;
         let only = only.map_or("NULL".to_owned(), |token| token.to_string());
         let [lock, by, reason] = [lock.as_str(), by.as_str(), reason.as_str()].map(literal);
         let row =
@@ -225,7 +207,9 @@ impl Backend for MysqlBackend {
         ));
         let is_above = number(&is_above.await?, 0) == Some(1);
         let raised = connection.rows(format!("CALL palisade_raise_tokens({above})")).await;
-        raised.map_err(only_writers_raise)?;
+        let why = "only a user with write access to the tables palisade_… can raise tokens; connect as the user that \
+             installed them";
+        raised.map_err(|failure| explain_denial(failure, why))?;
         Ok(if is_above { Raised::Before } else { Raised::Now })
     }
 
@@ -245,18 +229,6 @@ impl Backend for MysqlBackend {
         position.set(position.get().max(Some(last)));
         self.client.extra.wake_up.notify_one();
         Ok(self.client.watch(prefix))
-    }
-}
-
-/// Explains a denial: users that may only call the procedures cannot raise tokens.
-fn only_writers_raise(failure: Failure) -> Failure {
-    match failure {
-        Failure::Denied(_) => Failure::Denied(
-            "only a user with write access to the tables palisade_… can raise tokens; connect as the user that installed \
-             them"
-                .to_owned(),
-        ),
-        failure => failure,
     }
 }
 
@@ -280,7 +252,7 @@ impl Drop for EndOnDrop {
 
 impl MysqlBackend {
     /// Checks that the data are the same, and attaches the sessions.
-    async fn greet(&self, conn: &mut Conn, cluster: String) -> Result<Vec<OrphanedGrant>, ConnectError> {
+    async fn greet(&self, conn: &mut Conn, cluster: String) -> Result<Vec<Held>, ConnectError> {
         match &mut *self.cluster.borrow_mut() {
             Some(known) if *known != cluster => return Err(gone_back("it has lost its data, or is another one")),
             known => *known = Some(cluster),
@@ -301,7 +273,7 @@ impl MysqlBackend {
     }
 
     /// Attaches a session to a new connection. From then on MySQL refuses requests of older connections.
-    async fn attach(&self, conn: &mut Conn, session: SessionId) -> Result<Vec<OrphanedGrant>, ConnectError> {
+    async fn attach(&self, conn: &mut Conn, session: SessionId) -> Result<Vec<Held>, ConnectError> {
         let rows: Vec<Row> = conn.query(format!("CALL palisade_attach({session}, {})", self.epoch.get())).await?;
         let Some(first) = rows.first() else {
             self.client.session_ended(session, SessionEnd::Expired);
@@ -337,10 +309,6 @@ async fn recognise(conn: &mut Conn) -> Result<Option<String>, ConnectError> {
     Ok(schema::found(conn).await)
 }
 
-/// Refuses a server that could give tokens twice.
 fn gone_back(how: &str) -> ConnectError {
-    ConnectError::permanent(format!(
-        "{how}: tokens that were given may be given again. Make sure that they are not (CALL \
-         palisade_raise_tokens(above)), then start this client again"
-    ))
+    other_data(how, "CALL palisade_raise_tokens(above)")
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use mysql_async::consts::StatusFlags;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Opts, Row, Value};
-use palisade_core::{Acquire, LockName, SessionId, Token};
+use palisade_core::{Acquire, LockName, Token};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
@@ -18,8 +18,8 @@ use super::error;
 use super::fast_path::{FastCall, FastPath};
 use super::wire::{id, literal, number, request, text};
 use crate::engine::Failure;
-use crate::engine::remote::{AcquireReply, ConnectError, GivenUp, Peer, RemoteConnection, jittered};
-use crate::engine::sql_text::refusal;
+use crate::engine::remote::{AcquireReply, ConnectError, GivenUp, Held, Peer, RemoteConnection, jittered};
+use crate::engine::sql_text::{not_granted, refusal};
 
 /// A call that takes longer fails, and its connection with it. The server stops waiting for a row sooner.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -301,26 +301,17 @@ impl Connection {
                     Ok((AcquireReply::Granted(token), 0))
                 }
                 Some("queued") => Ok((AcquireReply::Queued, number(&row, 2).unwrap_or(0))),
-                Some("busy") => Ok((AcquireReply::Busy, 0)),
                 Some("refused") => Err(refusal(&self.peer, text(&row, 2).as_deref())),
-                // The session is attached to a newer connection, which repeats the acquire.
-                Some("outdated") => {
-                    Err(ConnectError::transient("a newer connection has taken over").at(&self.peer).failure(false))
-                }
-                other => Err(self.peer.unexpected(format_args!("'{}'", other.unwrap_or("nothing").escape_debug()))),
+                reply => not_granted(&self.peer, reply).map(|reply| (reply, 0)),
             };
         }
     }
 
     /// Releases a grant. Returns the events of the call.
-    pub(super) async fn release(
-        self: &Rc<Self>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-    ) -> Result<Option<String>, Failure> {
+    pub(super) async fn release(self: &Rc<Self>, held: &Held) -> Result<Option<String>, Failure> {
+        let Held { session, lock, token } = held;
         let sql = format!("CALL palisade_give_back({session}, {}, {token})", literal(lock.as_str()));
-        match self.call(sql, Some(FastCall::release(session, lock, token)), None).await? {
+        match self.call(sql, Some(FastCall::release(held)), None).await? {
             Reply::Fast(_) => Ok(None),
             Reply::Rows(rows) => {
                 let row = self.first(rows)?;

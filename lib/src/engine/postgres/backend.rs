@@ -14,9 +14,10 @@ use tokio_postgres::types::Type;
 use super::connection::{CALL_TIMEOUT, Connection, Param, big, dial};
 use super::{Config, pooler, schema, wire};
 use crate::engine::remote::{
-    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, OrphanedGrant, Peer, Remote, jittered,
-    within,
+    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, ForceRelease, Held, Peer, Remote,
+    jittered, within,
 };
+use crate::engine::sql_text::{explain_denial, other_data};
 use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, WakeUp, Watched,
 };
@@ -191,39 +192,20 @@ impl Backend for PostgresBackend {
         }
     }
 
-    async fn release(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        _: Option<&LockName>,
-    ) -> Result<(), Failure> {
-        connection.release(session, lock, token).await
+    async fn release(&self, connection: &Rc<Connection>, held: &Held, _: Option<&LockName>) -> Result<(), Failure> {
+        connection.release(held).await
     }
 
-    async fn publish(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        value: &Value,
-    ) -> Result<(), Failure> {
+    async fn publish(&self, connection: &Rc<Connection>, held: &Held, value: &Value) -> Result<(), Failure> {
+        let Held { session, lock, token } = held;
         let (session, lock, token, value) = (big(session.get()), lock.as_str(), big(token.get()), value.as_bytes());
         let params: [Param<'_>; 4] =
             [(&session, Type::INT8), (&lock, Type::TEXT), (&token, Type::INT8), (&value, Type::BYTEA)];
         connection.unless_refused("SELECT palisade.publish($1, $2, $3, $4)", &params).await
     }
 
-    async fn force_release(
-        &self,
-        connection: &Rc<Connection>,
-        lock: &LockName,
-        only: Option<Token>,
-        by: &Label,
-        reason: &Label,
-    ) -> Result<Forced, Failure> {
+    async fn force_release(&self, connection: &Rc<Connection>, force: &ForceRelease) -> Result<Forced, Failure> {
+        let ForceRelease { lock, only, by, reason } = force;
         let (lock, only) = (lock.as_str(), only.map(|token| big(token.get())));
         let (by, reason) = (by.as_str().as_bytes(), reason.as_str().as_bytes());
         let params: [Param<'_>; 4] =
@@ -251,9 +233,14 @@ impl Backend for PostgresBackend {
                 break;
             }
         }
+        let owner_only = |failure| {
+            let why = "only the role that installed the schema 'palisade', or a superuser, can raise tokens; connect as \
+                 that role";
+            explain_denial(failure, why)
+        };
         let is_above = "SELECT t.last_value >= $1 FROM palisade.tokens t";
-        let is_above = connection.row(is_above, &params).await.map_err(only_the_owner_raises)?;
-        connection.rows("SELECT palisade.raise_tokens($1)", &params).await.map_err(only_the_owner_raises)?;
+        let is_above = connection.row(is_above, &params).await.map_err(owner_only)?;
+        connection.rows("SELECT palisade.raise_tokens($1)", &params).await.map_err(owner_only)?;
         Ok(if connection.column::<Option<bool>>(&is_above, 0)? == Some(true) { Raised::Before } else { Raised::Now })
     }
 
@@ -286,24 +273,13 @@ impl Backend for PostgresBackend {
     }
 }
 
-/// Explains a denial: roles that `palisade.allow` admits cannot raise tokens.
-fn only_the_owner_raises(failure: Failure) -> Failure {
-    match failure {
-        Failure::Denied(_) => Failure::Denied(
-            "only the role that installed the schema 'palisade', or a superuser, can raise tokens; connect as that role"
-                .to_owned(),
-        ),
-        failure => failure,
-    }
-}
-
 impl PostgresBackend {
     /// Checks the server and attaches the sessions.
     async fn greet(
         &self,
         connection: &mut Connection,
         local: Option<std::net::SocketAddr>,
-    ) -> Result<Vec<OrphanedGrant>, ConnectError> {
+    ) -> Result<Vec<Held>, ConnectError> {
         let cluster = schema::ensure(connection.client()).await?;
         let sql = "SELECT pg_is_in_recovery(), CASE WHEN pg_is_in_recovery() THEN 0 ELSE \
              (pg_current_wal_flush_lsn() - '0/0')::bigint END";
@@ -326,7 +302,7 @@ impl PostgresBackend {
     }
 
     /// Attaches a session to a new connection. From then on PostgreSQL refuses requests of older connections.
-    async fn attach(&self, connection: &Connection, session: SessionId) -> Result<Vec<OrphanedGrant>, ConnectError> {
+    async fn attach(&self, connection: &Connection, session: SessionId) -> Result<Vec<Held>, ConnectError> {
         let id = big(session.get());
         let sql = "SELECT lock, number, token FROM palisade.attach($1, $2)";
         let params: [Param<'_>; 2] = [(&id, Type::INT8), (&connection.epoch, Type::INT4)];
@@ -347,7 +323,7 @@ impl PostgresBackend {
 }
 
 impl Shared {
-    /// Refuses a server that has other data, or an earlier state of them: it could give tokens twice.
+    /// Refuses a server that has other data, or an earlier state of them.
     fn check_incarnation(&self, cluster: String, flushed: i64) -> Result<(), ConnectError> {
         let mut incarnation = self.incarnation.borrow_mut();
         let problem = match &*incarnation {
@@ -360,10 +336,7 @@ impl Shared {
                 return Ok(());
             }
         };
-        Err(ConnectError::permanent(format!(
-            "{problem}: tokens that were given may be given again. Make sure that they are not (SELECT \
-             palisade.raise_tokens(above)), then start this client again"
-        )))
+        Err(other_data(problem, "SELECT palisade.raise_tokens(above)"))
     }
 
     /// Polls waits, renews watches and sweeps, as long as the connection lasts.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use futures_util::TryStreamExt;
 use futures_util::future::LocalBoxFuture;
-use palisade_core::{Acquire, LockName, Mode, Patience, Reentry, RequestNo, SessionId, Token};
+use palisade_core::{Acquire, Mode, Patience, Reentry, RequestNo, SessionId, Token};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
@@ -27,11 +27,11 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::config::TLS;
 use super::{Config, error};
 use crate::engine::Failure;
-use crate::engine::remote::{AcquireReply, ConnectError, GivenUp, Peer, RemoteConnection, connect_tcp};
-use crate::engine::sql_text::{ALL, refusal};
+use crate::engine::remote::{AcquireReply, ConnectError, GivenUp, Held, Peer, RemoteConnection, connect_tcp};
+use crate::engine::sql_text::{not_granted, permits, refusal};
 
 /// A call that takes longer fails, and its connection with it. The server stops waiting for a row sooner.
-pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+pub(in crate::engine) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Settings of a connection without a pooler. A release that grants nothing and a new place in a queue need not wait for the
 /// disk; the functions override this for everything else. Statements are planned once and always by index: the tables may be
@@ -72,7 +72,7 @@ const KEEP_ALIVE: &str = "SELECT palisade.keep_alive($1), (pg_current_wal_flush_
 const KEEP_ALIVE_TYPES: [Type; 1] = [Type::INT8];
 
 /// A parameter and its type.
-pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
+pub(in crate::engine) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 impl Connection {
     pub(super) fn new(client: Client, peer: Peer, epoch: i32) -> Connection {
@@ -193,13 +193,13 @@ impl Connection {
                         Ok(AcquireReply::Granted(self.token(token.parse().ok())?))
                     }
                     Some(refusal) if refusal.starts_with(['{', '"']) => Err(self.refusal(Some(refusal))),
-                    reply => self.not_granted(reply),
+                    reply => not_granted(&self.peer, reply),
                 }
             }
             wants => {
                 let locks: Vec<_> = wants.iter().map(|want| want.lock.as_str()).collect();
-                let needs: Vec<_> = wants.iter().map(|want| need(want.mode)).collect();
-                let permits: Vec<_> = wants.iter().map(|want| permits(want.mode)).collect();
+                let needs: Vec<_> = wants.iter().map(|want| big(permits(want.mode).0)).collect();
+                let permits: Vec<_> = wants.iter().map(|want| permits(want.mode).1.map(i64::from)).collect();
                 let delay = acquire.delay.map(|delay| big(delay.as_ms()));
                 let value = acquire.value.as_ref().map(|value| value.as_bytes());
                 let sql = "SELECT said, token, detail FROM palisade.request($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
@@ -219,22 +219,9 @@ impl Connection {
                 match self.column::<Option<&str>>(&row, 0)? {
                     Some("granted") => Ok(AcquireReply::Granted(self.token(self.column(&row, 1)?)?)),
                     Some("refused") => Err(self.refusal(self.column(&row, 2)?)),
-                    reply => self.not_granted(reply),
+                    reply => not_granted(&self.peer, reply),
                 }
             }
-        }
-    }
-
-    /// Reads a reply that is neither a grant nor a refusal.
-    fn not_granted(&self, reply: Option<&str>) -> Result<AcquireReply, Failure> {
-        match reply {
-            Some("queued") => Ok(AcquireReply::Queued),
-            Some("busy") => Ok(AcquireReply::Busy),
-            // The session is attached to a newer connection, which repeats the acquire.
-            Some("outdated") => {
-                Err(ConnectError::transient("a newer connection has taken over").at(&self.peer).failure(false))
-            }
-            other => Err(self.peer.unexpected(format_args!("'{}'", other.unwrap_or("nothing").escape_debug()))),
         }
     }
 
@@ -259,8 +246,8 @@ impl Connection {
         }
     }
 
-    pub(super) async fn release(&self, session: SessionId, lock: &LockName, token: Token) -> Result<(), Failure> {
-        let (session, lock, token) = (big(session.get()), lock.as_str(), big(token.get()));
+    pub(super) async fn release(&self, held: &Held) -> Result<(), Failure> {
+        let (session, lock, token) = (big(held.session.get()), held.lock.as_str(), big(held.token.get()));
         let prepared = self.prepared.as_ref().map(|prepared| &prepared.give_back);
         let params: [&(dyn ToSql + Sync); 3] = [&session, &lock, &token];
         let rows = self.call(prepared, GIVE_BACK, &GIVE_BACK_TYPES, &params, CALL_TIMEOUT).await?;
@@ -338,38 +325,25 @@ fn encoded(params: &[Param<'_>]) -> Result<Vec<(Encoded, Type)>, Box<dyn std::er
     params.iter().map(encode).collect()
 }
 
-/// The permits of a lock that a mode takes.
-fn need(mode: Mode) -> i64 {
-    match mode {
-        Mode::Exclusive => big(ALL),
-        Mode::Shared => 1,
-        Mode::Permits { count, .. } => i64::from(count),
-    }
-}
-
-fn permits(mode: Mode) -> Option<i64> {
-    match mode {
-        Mode::Exclusive | Mode::Shared => None,
-        Mode::Permits { of, .. } => Some(i64::from(of)),
-    }
-}
-
 /// Converts to PostgreSQL's signed type. Saturates: no real counter gets there, and a made-up one must not wrap.
 pub(super) fn big(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// A new connection.
-pub(super) struct Dialed {
-    pub(super) client: Client,
+pub(in crate::engine) struct Dialed {
+    pub(in crate::engine) client: Client,
     /// Sends and receives. Ends when the connection breaks, with the reason.
-    pub(super) driver: LocalBoxFuture<'static, ConnectError>,
+    pub(in crate::engine) driver: LocalBoxFuture<'static, ConnectError>,
     /// The address that the server sees, if no proxy or pooler is in between.
-    pub(super) local: Option<SocketAddr>,
+    pub(in crate::engine) local: Option<SocketAddr>,
 }
 
 /// Connects to the first host that accepts. `on_push` receives the payloads of notifications.
-pub(super) async fn dial(config: &Config, on_push: impl Fn(&str) + Clone + 'static) -> Result<Dialed, ConnectError> {
+pub(in crate::engine) async fn dial(
+    config: &Config,
+    on_push: impl Fn(&str) + Clone + 'static,
+) -> Result<Dialed, ConnectError> {
     let tls = config.tls.as_ref().map(|tls| tls.load().map_err(|error| error.connect_error(&TLS))).transpose()?;
     let tls = tls.map(|files| MakeRustlsConnect::new((*files).clone()));
     let mut last = None;

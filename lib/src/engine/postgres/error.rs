@@ -64,7 +64,7 @@ fn is_transient(code: &SqlState) -> bool {
 }
 
 /// The failure of a call whose statement failed. PostgreSQL has rolled back after an error of its own.
-pub(super) fn failure(peer: &Peer, error: tokio_postgres::Error) -> Failure {
+pub(in crate::engine) fn failure(peer: &Peer, error: tokio_postgres::Error) -> Failure {
     let Some(code) = error.code().cloned() else {
         return ConnectError::from(error).at(peer).failure(true);
     };

@@ -2,17 +2,15 @@
 //!
 #![doc = include_str!("README.md")]
 
-mod advisory;
 mod backend;
 mod config;
-mod connection;
-mod error;
-mod pooler;
+pub(super) mod connection;
+pub(super) mod error;
+pub(super) mod pooler;
 mod schema;
 mod survey;
 mod wire;
 
-pub use advisory::Advisory;
 pub use backend::{Postgres, PostgresBackend};
 pub(crate) use config::URL;
 pub use config::{Config, Mode};

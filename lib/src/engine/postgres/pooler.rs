@@ -15,7 +15,7 @@ const ROUNDS: usize = 10;
 /// Whether transactions of this connection may come to different servers' sessions. `local` is where our end is: if the
 /// server sees us come from there, nothing is in between. If not, it may be a mere proxy: so another connection holds a
 /// transaction open and it is seen whether the two share a session of the server, which only a pooler does.
-pub(super) async fn is_between(
+pub(in crate::engine) async fn is_between(
     client: &Client,
     local: Option<SocketAddr>,
     config: &Config,

@@ -22,8 +22,8 @@ use super::numbers::RequestNumbers;
 use super::wire::{self, Reply, Request};
 use super::{Config, DataLost};
 use crate::engine::remote::{
-    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, Peer, Reconnector, Remote,
-    keep_alive_timeout, within,
+    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, ForceRelease, Held, Peer, Reconnector,
+    Remote, keep_alive_timeout, within,
 };
 use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, Unavailable, WakeUp, Watched,
@@ -215,19 +215,13 @@ impl Backend for RedisBackend {
         Ok(reply)
     }
 
-    async fn release(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        grant: Option<&Grant>,
-    ) -> Result<(), Failure> {
-        let low = self.shared.numbers(session, |numbers| numbers.low());
-        let request = Request::release(session, low, lock, token, grant.is_some_and(|grant| grant.was_sent_once));
+    async fn release(&self, connection: &Rc<Connection>, held: &Held, grant: Option<&Grant>) -> Result<(), Failure> {
+        let Held { session, lock, token } = held;
+        let low = self.shared.numbers(*session, |numbers| numbers.low());
+        let request = Request::release(held, low, grant.is_some_and(|grant| grant.was_sent_once));
         let reply = self.shared.ask(connection, request).await;
         let is_certain = !reply.as_ref().is_err_and(Failure::may_have_taken_effect);
-        self.shared.numbers(session, |numbers| numbers.note_release(lock, is_certain));
+        self.shared.numbers(*session, |numbers| numbers.note_release(lock, is_certain));
         match reply {
             Err(Failure::Refused(Refusal::OtherSession { .. })) if grant.is_some() => {
                 Err(self.shared.data_lost(connection, DataLost::Taken { token: token.get() }).into())
@@ -236,27 +230,15 @@ impl Backend for RedisBackend {
         }
     }
 
-    async fn publish(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        value: &Published,
-    ) -> Result<(), Failure> {
+    async fn publish(&self, connection: &Rc<Connection>, held: &Held, value: &Published) -> Result<(), Failure> {
         wire::check_value(value)?;
+        let Held { session, lock, token } = held;
         let request = Request::new("publish").arg(session.get()).arg(lock.as_str()).arg(token.get());
         done(connection, &self.shared.ask(connection, request.arg(value.as_bytes())).await?)
     }
 
-    async fn force_release(
-        &self,
-        connection: &Rc<Connection>,
-        lock: &LockName,
-        only: Option<Token>,
-        by: &Label,
-        reason: &Label,
-    ) -> Result<Forced, Failure> {
+    async fn force_release(&self, connection: &Rc<Connection>, force: &ForceRelease) -> Result<Forced, Failure> {
+        let ForceRelease { lock, only, by, reason } = force;
         wire::check_label(by)?;
         wire::check_label(reason)?;
         let only = only.map(|token| token.get().to_string()).unwrap_or_default();

@@ -11,7 +11,7 @@ use redis::{ToRedisArgs, Value};
 use super::fast_path::{FastOperation, FastRequest};
 use super::namespace::NamespaceState;
 use super::{DataLost, RedisBackend};
-use crate::engine::remote::ClientState;
+use crate::engine::remote::{ClientState, Held};
 use crate::engine::{EndedInfo, HolderInfo, LockInfo, WaiterInfo};
 
 /// The permits of an ordinary lock.
@@ -85,16 +85,11 @@ impl Request {
     }
 
     /// `was_sent_once` tells that no copy of the grant's acquire can arrive later.
-    pub(super) fn release(
-        session: SessionId,
-        low: u64,
-        lock: &LockName,
-        token: Token,
-        was_sent_once: bool,
-    ) -> Request {
+    pub(super) fn release(held: &Held, low: u64, was_sent_once: bool) -> Request {
+        let Held { session, lock, token } = held;
         if was_sent_once {
-            let operation = FastOperation::Release(token);
-            return Request::Fast(FastRequest { session, low, lock: lock.clone(), operation });
+            let operation = FastOperation::Release(*token);
+            return Request::Fast(FastRequest { session: *session, low, lock: lock.clone(), operation });
         }
         Request::new("release").arg(session.get()).arg(low).arg(lock.as_str()).arg(token.get())
     }

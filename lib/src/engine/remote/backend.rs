@@ -84,39 +84,18 @@ pub trait Backend: Sized + 'static {
     async fn release(
         &self,
         connection: &Rc<Self::Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
+        held: &Held,
         grant: Option<&Self::Grant>,
     ) -> Result<(), Failure>;
 
-    async fn publish(
-        &self,
-        connection: &Rc<Self::Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        value: &Value,
-    ) -> Result<(), Failure>;
+    async fn publish(&self, connection: &Rc<Self::Connection>, held: &Held, value: &Value) -> Result<(), Failure>;
 
-    async fn sign(
-        &self,
-        _: &Rc<Self::Connection>,
-        _: SessionId,
-        _: &LockName,
-        _: Token,
-    ) -> Result<SignedToken, Failure> {
+    async fn sign(&self, _: &Rc<Self::Connection>, _: &Held) -> Result<SignedToken, Failure> {
         Err(crate::engine::host::not_signing())
     }
 
-    async fn force_release(
-        &self,
-        connection: &Rc<Self::Connection>,
-        lock: &LockName,
-        only: Option<Token>,
-        by: &Label,
-        reason: &Label,
-    ) -> Result<Forced, Failure>;
+    async fn force_release(&self, connection: &Rc<Self::Connection>, force: &ForceRelease)
+    -> Result<Forced, Failure>;
 
     async fn resize(&self, connection: &Rc<Self::Connection>, lock: &LockName, limit: u32) -> Result<(), Failure>;
 
@@ -156,21 +135,34 @@ pub trait RemoteConnection: 'static {
 pub struct Connected<B: Backend> {
     /// The connection.
     pub connection: Rc<B::Connection>,
-    /// Grants at the store that no caller waits for.
-    pub orphans: Vec<OrphanedGrant>,
+    /// Grants of this client's sessions at the store that no caller waits for.
+    pub orphans: Vec<Held>,
     /// Receives pushes and polls what is not pushed. Ends when the connection breaks, with the reason.
     pub driver: LocalBoxFuture<'static, ConnectError>,
 }
 
-/// A grant of this client's session that this client does not know.
+/// A grant.
 #[derive(Debug)]
-pub struct OrphanedGrant {
+pub struct Held {
     /// Its session.
     pub session: SessionId,
     /// One of its locks.
     pub lock: LockName,
     /// Its token.
     pub token: Token,
+}
+
+/// The end of all grants of a lock, or of one.
+#[derive(Debug)]
+pub struct ForceRelease {
+    /// The lock.
+    pub lock: LockName,
+    /// The token of the only grant to end.
+    pub only: Option<Token>,
+    /// The user that ends it.
+    pub by: Label,
+    /// The user's reason.
+    pub reason: Label,
 }
 
 /// The reply to an acquire.

@@ -8,6 +8,7 @@ mod backend;
 mod client_state;
 mod connect_error;
 mod dial;
+mod push;
 mod reconnector;
 mod security_error;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
@@ -31,10 +32,11 @@ use super::{
 };
 use crate::SignedToken;
 
-pub(crate) use backend::{AcquireReply, Backend, CancelReply, Connected, OrphanedGrant, RemoteConnection};
+pub(crate) use backend::{AcquireReply, Backend, CancelReply, Connected, ForceRelease, Held, RemoteConnection};
 pub(crate) use client_state::{ClientState, WaitKey, forced_unseen};
 pub(crate) use connect_error::{ConnectError, Peer};
 pub(crate) use dial::{GivenUp, connect_tcp, within};
+pub(crate) use push::Push;
 pub(crate) use reconnector::{Reconnector, jittered, keep_alive_timeout};
 pub use security_error::SecurityError;
 pub(crate) use security_error::TlsOptions;
@@ -151,10 +153,10 @@ impl<B: Backend> Shared<B> {
     /// Opens a connection and serves it until it breaks. `Err` says why none could be opened.
     async fn serve_connection(self: &Rc<Self>) -> Result<ConnectError, ConnectError> {
         let Connected { connection, orphans, driver } = self.backend.connect().await?;
-        for OrphanedGrant { session, lock, token } in orphans {
+        for orphan in orphans {
             // A crash of the store undid its release, or the reply to its acquire was lost and the caller is gone.
             let (shared, connection) = (self.clone(), connection.clone());
-            spawn_local(async move { drop(shared.backend.release(&connection, session, &lock, token, None).await) });
+            spawn_local(async move { drop(shared.backend.release(&connection, &orphan, None).await) });
         }
         for (key, acquire) in self.client.waits(|acquire, _| acquire.clone()) {
             let (shared, connection) = (self.clone(), connection.clone());
@@ -280,7 +282,7 @@ impl<B: Backend> Engine for Remote<B> {
         let connection = shared.connection().await?;
         // Forget the grant before sending, so that a push saying it ended is not reported as a loss.
         let grant = shared.client.remove_grant(session, token);
-        match shared.backend.release(&connection, session, &lock, token, grant.as_ref()).await {
+        match shared.backend.release(&connection, &Held { session, lock, token }, grant.as_ref()).await {
             Ok(()) => Ok(Released::Now),
             Err(Failure::Refused(Refusal::NotHeld { .. })) => Ok(Released::Before),
             Err(Failure::SessionEnded) => {
@@ -300,12 +302,12 @@ impl<B: Backend> Engine for Remote<B> {
 
     async fn publish(&self, session: SessionId, lock: LockName, token: Token, value: Value) -> Result<(), Failure> {
         let connection = self.shared.connection().await?;
-        self.shared.backend.publish(&connection, session, &lock, token, &value).await
+        self.shared.backend.publish(&connection, &Held { session, lock, token }, &value).await
     }
 
     async fn sign(&self, session: SessionId, lock: LockName, token: Token) -> Result<SignedToken, Failure> {
         let connection = self.shared.connection().await?;
-        self.shared.backend.sign(&connection, session, &lock, token).await
+        self.shared.backend.sign(&connection, &Held { session, lock, token }).await
     }
 
     async fn force_release(
@@ -316,7 +318,7 @@ impl<B: Backend> Engine for Remote<B> {
         reason: Label,
     ) -> Result<Forced, Failure> {
         let connection = self.shared.connection().await?;
-        self.shared.backend.force_release(&connection, &lock, only, &by, &reason).await
+        self.shared.backend.force_release(&connection, &ForceRelease { lock, only, by, reason }).await
     }
 
     async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure> {

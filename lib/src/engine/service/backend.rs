@@ -17,8 +17,8 @@ use super::error::{ReplyError, Unexpected, printable};
 use super::wire::{self, Command, field, items, number, optional, small, text, token};
 use crate::SignedToken;
 use crate::engine::remote::{
-    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, Login, Peer, Remote,
-    keep_alive_timeout, within,
+    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, ForceRelease, Held, Login, Peer,
+    Remote, keep_alive_timeout, within,
 };
 use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, WakeUp, Watched,
@@ -129,48 +129,22 @@ impl Backend for ServiceBackend {
         }
     }
 
-    async fn release(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        _: Option<&()>,
-    ) -> Result<(), Failure> {
-        connection.call(&Command::on_grant("RELEASE", session, lock, token), |_| Ok(())).await
+    async fn release(&self, connection: &Rc<Connection>, held: &Held, _: Option<&()>) -> Result<(), Failure> {
+        connection.call(&Command::on_grant("RELEASE", held), |_| Ok(())).await
     }
 
-    async fn publish(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        value: &Value,
-    ) -> Result<(), Failure> {
-        let command = Command::on_grant("PUBLISH", session, lock, token).value(value)?;
+    async fn publish(&self, connection: &Rc<Connection>, held: &Held, value: &Value) -> Result<(), Failure> {
+        let command = Command::on_grant("PUBLISH", held).value(value)?;
         connection.call(&command, |_| Ok(())).await
     }
 
-    async fn sign(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-    ) -> Result<SignedToken, Failure> {
-        let command = Command::on_grant("SIGN", session, lock, token);
+    async fn sign(&self, connection: &Rc<Connection>, held: &Held) -> Result<SignedToken, Failure> {
+        let command = Command::on_grant("SIGN", held);
         connection.call(&command, |reply| Ok(SignedToken::new(text(reply)?))).await
     }
 
-    async fn force_release(
-        &self,
-        connection: &Rc<Connection>,
-        lock: &LockName,
-        only: Option<Token>,
-        by: &Label,
-        reason: &Label,
-    ) -> Result<Forced, Failure> {
+    async fn force_release(&self, connection: &Rc<Connection>, force: &ForceRelease) -> Result<Forced, Failure> {
+        let ForceRelease { lock, only, by, reason } = force;
         let mut command = Command::new(&["LOCK", "BREAK", lock.as_str(), "REASON"]).label(reason)?;
         if let Some(token) = only {
             command = command.text("TOKEN").number(token.get());

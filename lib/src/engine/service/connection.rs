@@ -21,10 +21,10 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::ServiceBackend;
 use super::config::{Config, TLS};
 use super::error::Unexpected;
-use super::wire::{self, Command, Push};
+use super::wire::{self, Command};
 use crate::engine::Failure;
 use crate::engine::remote::{
-    AcquireReply, ClientState, ConnectError, Peer, RemoteConnection, SecurityError, Tls, WaitKey, connect_tcp,
+    AcquireReply, ClientState, ConnectError, Peer, Push, RemoteConnection, SecurityError, Tls, WaitKey, connect_tcp,
     encrypt, stream_error,
 };
 
@@ -265,7 +265,11 @@ impl Connection {
 
     fn handle(&self, frame: BytesFrame) -> Result<(), Unexpected> {
         if let BytesFrame::Push { data, .. } = &frame {
-            self.handle_push(wire::push(data)?);
+            let push = wire::push(data)?;
+            if let Some(Push::Event(_)) = push {
+                self.end_closed_watches();
+            }
+            push.into_iter().for_each(|push| self.client.handle_push(push));
             return Ok(());
         }
         let pending = self.inner.borrow_mut().pending.pop_front();
@@ -282,20 +286,10 @@ impl Connection {
         Ok(())
     }
 
-    fn handle_push(&self, push: Push) {
-        match push {
-            Push::WaitEnded { session, number, outcome } => self.client.settle((session, number), outcome),
-            Push::GrantEnded { session, token, how } => self.client.grant_ended(session, token, how),
-            Push::SessionEnded { session, how } => self.client.session_ended(session, how),
-            Push::Event(event) => {
-                let mut watchers = self.client.watchers.borrow_mut();
-                for prefix in watchers.forget_closed() {
-                    let command = Command::new(&["LOCK", "UNWATCH"]).prefix(&prefix);
-                    drop(self.send(&command, CALL_TIMEOUT, None));
-                }
-                watchers.tell(std::slice::from_ref(&event));
-            }
-            Push::Unknown => {}
+    fn end_closed_watches(&self) {
+        for prefix in self.client.watchers.borrow_mut().forget_closed() {
+            let command = Command::new(&["LOCK", "UNWATCH"]).prefix(&prefix);
+            drop(self.send(&command, CALL_TIMEOUT, None));
         }
     }
 }
