@@ -87,6 +87,19 @@ impl Claim<'_> {
     }
 }
 
+/// Whether this build, which knows version `known` of a schema, can use the one that is installed.
+pub(super) fn is_usable(schema: &str, found: (i32, i32), known: i32, replace: &str) -> Result<bool, ConnectError> {
+    let (version, usable_from) = found;
+    let problem = match () {
+        () if usable_from > known => format!(
+            "which clients from version {usable_from} on can use, and this one knows version {known}; use a newer palisade"
+        ),
+        () if version < known => format!("and this build needs version {known} and cannot upgrade it; {replace}"),
+        () => return Ok(true),
+    };
+    Err(ConnectError::permanent(format!("{schema} there has version {version}, {problem}")))
+}
+
 /// Explains a denial of a call that few users may make.
 pub(super) fn explain_denial(failure: Failure, why: &str) -> Failure {
     if matches!(failure, Failure::Denied(_)) { Failure::Denied(why.to_owned()) } else { failure }

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
 use palisade_core::{
-    Acquire, Label, Limit, Limits, LockName, Mode, Patience, Refusal, RequestNo, SessionEnd, SessionId, Token, Ttl,
-    Value,
+    Acquire, Label, Limit, LockName, Mode, Patience, Refusal, RequestNo, SessionEnd, SessionId, Token, Ttl, Value,
 };
 use tokio::sync::mpsc;
 use tokio::task::spawn_local;
@@ -21,7 +20,7 @@ use crate::SignedToken;
 use crate::engine::postgres::connection::{CALL_TIMEOUT, Param, dial};
 use crate::engine::postgres::error::failure;
 use crate::engine::postgres::{Config, pooler};
-use crate::engine::remote::{ConnectError, jittered, within};
+use crate::engine::remote::{ConnectError, check_least, check_most, jittered, within};
 use crate::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, HolderInfo, Level, LockInfo, Notice, Offers, Opened,
     Order, Raised, Released, SessionClock, Unavailable, WakeUp, Watched, host,
@@ -98,15 +97,6 @@ async fn prepare(client: &Client, ttl: Ttl, label: &Label) -> Result<(), Connect
     Ok(())
 }
 
-fn check(limit: Limit, value: u64, is_least: bool) -> Result<(), Refusal> {
-    let bound = Limits::default().of(limit);
-    match is_least {
-        true if value < bound => Err(Refusal::UnderLimit { limit, min: bound, value }),
-        false if value > bound => Err(Refusal::OverLimit { limit, max: bound, value }),
-        _ => Ok(()),
-    }
-}
-
 fn not_offered() -> Failure {
     Unavailable::new("session advisory locks have no such thing").without_effect().permanent().into()
 }
@@ -136,9 +126,9 @@ impl Engine for Advisory {
     }
 
     async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
-        check(Limit::TtlMinMs, ttl.as_ms(), true)?;
-        check(Limit::TtlMaxMs, ttl.as_ms(), false)?;
-        check(Limit::LabelBytes, label.as_str().len() as u64, false)?;
+        check_least(Limit::TtlMinMs, ttl.as_ms())?;
+        check_most(Limit::TtlMaxMs, ttl.as_ms())?;
+        check_most(Limit::LabelBytes, label.as_str().len() as u64)?;
         let (client, driver) = self.dial(Some((ttl, &label))).await?;
         let Ok(id) = SessionId::new(RandomState::new().hash_one(0) >> 11 | 1) else { unreachable!("not zero") };
         let session = Rc::new(Session::new(id, client, self.config.peer()));
@@ -184,7 +174,7 @@ impl Engine for Advisory {
             [want] => want,
             _ => return Err(not_offered()),
         };
-        check(Limit::NameBytes, want.lock.as_str().len() as u64, false)?;
+        check_most(Limit::NameBytes, want.lock.as_str().len() as u64)?;
         let is_shared = match want.mode {
             Mode::Exclusive => false,
             Mode::Shared => true,

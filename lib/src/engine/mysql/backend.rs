@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Row};
-use palisade_core::{Acquire, Label, LockName, Patience, RequestNo, SessionEnd, SessionId, Token, Ttl, Value};
+use palisade_core::{Acquire, Label, LockName, Patience, SessionEnd, SessionId, Token, Ttl, Value};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
@@ -17,7 +17,7 @@ use super::wire::{id, literal, number, settle_granted, text};
 use super::{Config, schema, wire};
 use crate::engine::remote::{
     AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, ForceRelease, Held, Peer, Remote,
-    within,
+    WaitKey, within,
 };
 use crate::engine::sql_text::{explain_denial, other_data, refusal};
 use crate::engine::{
@@ -114,15 +114,10 @@ impl Backend for MysqlBackend {
         id(&row, 0).ok_or_else(|| self.peer.unexpected("a session without a number"))
     }
 
-    async fn keep_alive(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        timeout: Duration,
-    ) -> Result<(), Failure> {
-        let row = connection.row_within(timeout, format!("CALL palisade_keep_alive({session})")).await?;
+    async fn keep_alive(&self, connection: &Rc<Connection>, id: SessionId, timeout: Duration) -> Result<(), Failure> {
+        let row = connection.row_within(timeout, format!("CALL palisade_keep_alive({id})")).await?;
         let times = number(&row, 0).ok_or(Failure::SessionEnded)?;
-        self.note_kept_alive(session, times);
+        self.note_kept_alive(id, times);
         Ok(())
     }
 
@@ -145,12 +140,8 @@ impl Backend for MysqlBackend {
         Ok(reply)
     }
 
-    async fn cancel(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        number: RequestNo,
-    ) -> Result<CancelReply<LockName>, Failure> {
+    async fn cancel(&self, connection: &Rc<Connection>, wait: WaitKey) -> Result<CancelReply<LockName>, Failure> {
+        let (session, number) = wait;
         let row = connection.row(format!("CALL palisade_cancel({session}, {number})")).await?;
         settle_granted(&self.client, text(&row, 4));
         match text(&row, 0).as_deref() {

@@ -21,7 +21,7 @@ const PREPARED: usize = 2;
 pub(crate) const URL: UrlForm = UrlForm {
     store: "MySQL",
     example: "mysql://user@host:port/database",
-    options: &["ssl-mode=MODE", "ssl-ca=FILE", "ssl-cert=FILE", "ssl-key=FILE", "socket=PATH", "connections=N"],
+    options: "ssl-mode=MODE ssl-ca=FILE ssl-cert=FILE ssl-key=FILE socket=PATH connections=N",
 };
 
 pub(super) const TLS: TlsOptions = TlsOptions {

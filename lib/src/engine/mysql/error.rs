@@ -6,7 +6,7 @@ use mysql_async::{DriverError, Error, IoError};
 
 use super::config::TLS;
 use crate::engine::Failure;
-use crate::engine::remote::{ConnectError, Peer, SecurityError};
+use crate::engine::remote::{ConnectError, Peer, SecurityError, printable};
 
 /// A deadlock, and a row lock that did not become free in time. MySQL has rolled back.
 const CONTENTION: [u16; 2] = [1213, 1205];
@@ -60,7 +60,7 @@ pub(super) fn message(error: &Error) -> String {
         Error::Io(IoError::Io(error)) => format!("cannot be reached: {error}"),
         other => other.to_string(),
     };
-    text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
+    printable(&text)
 }
 
 fn has_code(error: &Error, codes: &[u16]) -> bool {

@@ -15,7 +15,7 @@ use super::connection::{CALL_TIMEOUT, Connection, Param, big, dial};
 use super::{Config, pooler, schema, wire};
 use crate::engine::remote::{
     AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, ForceRelease, Held, Peer, Remote,
-    jittered, within,
+    WaitKey, jittered, within,
 };
 use crate::engine::sql_text::{explain_denial, other_data};
 use crate::engine::{
@@ -145,13 +145,8 @@ impl Backend for PostgresBackend {
         session.ok_or_else(|| self.peer.unexpected("a session without a number"))
     }
 
-    async fn keep_alive(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        timeout: Duration,
-    ) -> Result<(), Failure> {
-        let (lives, flushed) = connection.keep_alive(session, timeout).await?;
+    async fn keep_alive(&self, connection: &Rc<Connection>, id: SessionId, timeout: Duration) -> Result<(), Failure> {
+        let (lives, flushed) = connection.keep_alive(id, timeout).await?;
         if let Some(incarnation) = &mut *self.shared.incarnation.borrow_mut() {
             incarnation.flushed = incarnation.flushed.max(flushed);
         }
@@ -172,12 +167,8 @@ impl Backend for PostgresBackend {
         connection.acquire(acquire).await
     }
 
-    async fn cancel(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        number: RequestNo,
-    ) -> Result<CancelReply<LockName>, Failure> {
+    async fn cancel(&self, connection: &Rc<Connection>, wait: WaitKey) -> Result<CancelReply<LockName>, Failure> {
+        let (session, number) = wait;
         let (id, request) = (big(session.get()), big(number.get()));
         let params: [Param<'_>; 2] = [(&id, Type::INT8), (&request, Type::INT8)];
         let row = connection.row("SELECT said, token, detail, lock FROM palisade.cancel($1, $2)", &params).await?;

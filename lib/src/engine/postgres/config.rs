@@ -13,31 +13,10 @@ const OWN: [&str; 5] = ["mode", "sslmode", "sslrootcert", "sslcert", "sslkey"];
 pub(crate) const URL: UrlForm = UrlForm {
     store: "PostgreSQL",
     example: "postgres://user@host:port/database",
-    options: &[
-        "mode=MODE",
-        "sslmode=MODE",
-        "sslrootcert=FILE",
-        "sslcert=FILE",
-        "sslkey=FILE",
-        "application_name=NAME",
-        "channel_binding=MODE",
-        "connect_timeout=SECONDS",
-        "dbname=NAME",
-        "host=HOST",
-        "hostaddr=ADDRESS",
-        "keepalives=0",
-        "keepalives_idle=SECONDS",
-        "keepalives_interval=SECONDS",
-        "keepalives_retries=N",
-        "load_balance_hosts=MODE",
-        "options=TEXT",
-        "password=TEXT",
-        "port=N",
-        "sslnegotiation=MODE",
-        "target_session_attrs=MODE",
-        "tcp_user_timeout=SECONDS",
-        "user=NAME",
-    ],
+    options: "mode=MODE sslmode=MODE sslrootcert=FILE sslcert=FILE sslkey=FILE application_name=NAME channel_binding=MODE \
+         connect_timeout=SECONDS dbname=NAME host=HOST hostaddr=ADDRESS keepalives=0 keepalives_idle=SECONDS \
+         keepalives_interval=SECONDS keepalives_retries=N load_balance_hosts=MODE options=TEXT password=TEXT port=N \
+         sslnegotiation=MODE target_session_attrs=MODE tcp_user_timeout=SECONDS user=NAME",
 };
 
 pub(crate) const TLS: TlsOptions = TlsOptions {

@@ -6,7 +6,7 @@ use tokio_postgres::error::SqlState;
 
 use super::config::TLS;
 use crate::engine::Failure;
-use crate::engine::remote::{ConnectError, Peer, SecurityError};
+use crate::engine::remote::{ConnectError, Peer, SecurityError, printable};
 
 impl From<tokio_postgres::Error> for ConnectError {
     fn from(error: tokio_postgres::Error) -> ConnectError {
@@ -52,7 +52,7 @@ pub(super) fn message(error: &tokio_postgres::Error) -> String {
             text
         }
     };
-    text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
+    printable(&text)
 }
 
 /// Whether the same call may succeed later without a change by the operator.

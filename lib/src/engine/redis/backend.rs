@@ -23,7 +23,7 @@ use super::wire::{self, Reply, Request};
 use super::{Config, DataLost};
 use crate::engine::remote::{
     AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, ForceRelease, Held, Peer, Reconnector,
-    Remote, keep_alive_timeout, within,
+    Remote, WaitKey, check_least, check_most, keep_alive_timeout, within,
 };
 use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, Unavailable, WakeUp, Watched,
@@ -148,8 +148,8 @@ impl Backend for RedisBackend {
     }
 
     async fn open_session(&self, connection: &Rc<Connection>, ttl: Ttl, label: &Label) -> Result<SessionId, Failure> {
-        wire::check_least(Limit::TtlMinMs, ttl.as_ms())?;
-        wire::check_most(Limit::TtlMaxMs, ttl.as_ms())?;
+        check_least(Limit::TtlMinMs, ttl.as_ms())?;
+        check_most(Limit::TtlMaxMs, ttl.as_ms())?;
         wire::check_label(label)?;
         let run = self.shared.namespace.run.borrow().clone();
         match self.shared.ask(connection, Request::new("open").arg(ttl.as_ms()).arg(label.as_str()).arg(run)).await? {
@@ -158,13 +158,8 @@ impl Backend for RedisBackend {
         }
     }
 
-    async fn keep_alive(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        timeout: Duration,
-    ) -> Result<(), Failure> {
-        let request = Request::new("alive").arg(session.get());
+    async fn keep_alive(&self, connection: &Rc<Connection>, id: SessionId, timeout: Duration) -> Result<(), Failure> {
+        let request = Request::new("alive").arg(id.get());
         done(connection, &self.shared.ask_within(connection, &request, timeout).await?)
     }
 
@@ -197,12 +192,8 @@ impl Backend for RedisBackend {
         }
     }
 
-    async fn cancel(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        number: RequestNo,
-    ) -> Result<CancelReply<Grant>, Failure> {
+    async fn cancel(&self, connection: &Rc<Connection>, wait: WaitKey) -> Result<CancelReply<Grant>, Failure> {
+        let (session, number) = wait;
         let (lock, was_sent_once) =
             self.shared.numbers(session, |numbers| (numbers.lock(number), numbers.was_sent_once(number)));
         let request = Request::new("cancel").arg(session.get()).arg(number.get()).locks(&lock);

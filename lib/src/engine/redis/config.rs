@@ -14,16 +14,7 @@ const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) const URL: UrlForm = UrlForm {
     store: "Redis",
     example: "redis://user@host:6379/0?namespace=NAME, or with TLS rediss://user@host:6379",
-    options: &[
-        "namespace=NAME",
-        "sentinel=NAME",
-        "cluster",
-        "replicas=N",
-        "replica_timeout=MILLISECONDS",
-        "ca=FILE",
-        "cert=FILE",
-        "key=FILE",
-    ],
+    options: "namespace=NAME sentinel=NAME cluster replicas=N replica_timeout=MILLISECONDS ca=FILE cert=FILE key=FILE",
 };
 
 pub(super) const TLS: TlsOptions = TlsOptions {

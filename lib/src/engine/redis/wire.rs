@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use palisade_core::{
-    Acquire, BadNumber, Delay, Departure, Ending, Event, Force, Kind, Label, Limit, Limits, LockName, LockNames,
-    Mode, Patience, Reentry, Refusal, RequestNo, SessionEnd, SessionId, Ticket, Token, Value as Published,
+    Acquire, BadNumber, Delay, Departure, Ending, Event, Force, Kind, Label, Limit, LockName, LockNames, Mode,
+    Patience, Reentry, Refusal, RequestNo, SessionEnd, SessionId, Ticket, Token, Value as Published,
 };
 use redis::{ToRedisArgs, Value};
 
 use super::fast_path::{FastOperation, FastRequest};
 use super::namespace::NamespaceState;
 use super::{DataLost, RedisBackend};
-use crate::engine::remote::{ClientState, Held};
+use crate::engine::remote::{ClientState, Held, check_most};
 use crate::engine::{EndedInfo, HolderInfo, LockInfo, WaiterInfo};
 
 /// The permits of an ordinary lock.
@@ -97,16 +97,6 @@ impl Request {
 
 pub(super) fn patience_word(patience: Patience) -> &'static str {
     if patience == Patience::Try { "try" } else { "wait" }
-}
-
-pub(super) fn check_most(limit: Limit, value: u64) -> Result<(), Refusal> {
-    let max = Limits::default().of(limit);
-    if value > max { Err(Refusal::OverLimit { limit, max, value }) } else { Ok(()) }
-}
-
-pub(super) fn check_least(limit: Limit, value: u64) -> Result<(), Refusal> {
-    let min = Limits::default().of(limit);
-    if value < min { Err(Refusal::UnderLimit { limit, min, value }) } else { Ok(()) }
 }
 
 pub(super) fn check_label(label: &Label) -> Result<(), Refusal> {

@@ -13,7 +13,7 @@ const FEWEST: usize = 3;
 pub(crate) const URL: UrlForm = UrlForm {
     store: "nodes",
     example: "redlock://[user[:secret]@]host[:port],host[:port],host[:port][?option=value&…]",
-    options: &["max_ttl=TIME", "timeout=TIME", "dangerous_count_restarted=yes"],
+    options: "max_ttl=TIME timeout=TIME dangerous_count_restarted=yes",
 };
 
 /// The nodes, and how they are called.

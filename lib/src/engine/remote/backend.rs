@@ -4,10 +4,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
-use palisade_core::{Acquire, Label, LockName, RequestNo, SessionId, Token, Ttl, Value};
+use palisade_core::{Acquire, Label, LockName, SessionId, Token, Ttl, Value};
 use tokio::sync::mpsc;
 
-use super::{ClientState, ConnectError, Peer};
+use super::{ClientState, ConnectError, Peer, WaitKey};
 use crate::SignedToken;
 use crate::engine::{Failure, Forced, Guarantees, LockInfo, Raised, Watched};
 
@@ -76,8 +76,7 @@ pub trait Backend: Sized + 'static {
     async fn cancel(
         &self,
         connection: &Rc<Self::Connection>,
-        session: SessionId,
-        number: RequestNo,
+        wait: WaitKey,
     ) -> Result<CancelReply<Self::Grant>, Failure>;
 
     /// Releases a grant. `grant` is `None` for a grant that this client does not know.

@@ -131,3 +131,8 @@ impl fmt::Display for ConnectError {
         }
     }
 }
+
+/// Escapes text of a store for a terminal.
+pub(crate) fn printable(text: &str) -> String {
+    text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
+}

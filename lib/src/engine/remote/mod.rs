@@ -8,6 +8,7 @@ mod backend;
 mod client_state;
 mod connect_error;
 mod dial;
+mod limits;
 mod push;
 mod reconnector;
 mod security_error;
@@ -34,8 +35,9 @@ use crate::SignedToken;
 
 pub(crate) use backend::{AcquireReply, Backend, CancelReply, Connected, ForceRelease, Held, RemoteConnection};
 pub(crate) use client_state::{ClientState, WaitKey, forced_unseen};
-pub(crate) use connect_error::{ConnectError, Peer};
+pub(crate) use connect_error::{ConnectError, Peer, printable};
 pub(crate) use dial::{GivenUp, connect_tcp, within};
+pub(crate) use limits::{check_least, check_most};
 pub(crate) use push::Push;
 pub(crate) use reconnector::{Reconnector, jittered, keep_alive_timeout};
 pub use security_error::SecurityError;
@@ -193,7 +195,7 @@ impl<B: Backend> Shared<B> {
             may_wait_at_store |= failure.may_have_taken_effect();
             if !(failure.is_retryable() && may_wait_at_store) {
                 // An earlier attempt may have queued it.
-                if may_wait_at_store && self.backend.cancel(connection, key.0, key.1).await.is_err() {
+                if may_wait_at_store && self.backend.cancel(connection, key).await.is_err() {
                     // The keeper cancels an acquire that may have taken effect.
                     return self.client.settle(key, Err(failure.possibly_applied()));
                 }
@@ -267,7 +269,7 @@ impl<B: Backend> Engine for Remote<B> {
 
     async fn cancel(&self, session: SessionId, number: RequestNo) -> Result<Cancelled, Failure> {
         let connection = self.shared.connection().await?;
-        match self.shared.backend.cancel(&connection, session, number).await {
+        match self.shared.backend.cancel(&connection, (session, number)).await {
             Ok(CancelReply::Granted(token, grant)) => {
                 self.shared.client.add_grant(session, token, grant);
                 Ok(Cancelled::WasGranted { token })

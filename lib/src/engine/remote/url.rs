@@ -150,8 +150,8 @@ pub(crate) struct UrlForm {
     pub(crate) store: &'static str,
     /// What to write instead of an invalid URL.
     pub(crate) example: &'static str,
-    /// The options: `name=VALUE`, or `name` for one without a value.
-    pub(crate) options: &'static [&'static str],
+    /// The options, with spaces in between: `name=VALUE`, or `name` for one without a value.
+    pub(crate) options: &'static str,
 }
 
 impl UrlForm {
@@ -196,8 +196,8 @@ impl UrlForm {
         let mut options: Vec<(&str, &str)> = Vec::new();
         for option in query.split('&').filter(|option| !option.is_empty()) {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
-            let Some(known) = self.options.iter().find(|known| known.split('=').next() == Some(name)) else {
-                return Err(BadUrl::UnknownOption { known: self.options.join(", ") });
+            let Some(known) = self.options.split(' ').find(|known| known.split('=').next() == Some(name)) else {
+                return Err(BadUrl::UnknownOption { known: self.options.replace(' ', ", ") });
             };
             if value.is_empty() == known.contains('=') || options.iter().any(|(other, _)| *other == name) {
                 return Err(BadUrl::BadOption { name: name.to_owned() });
@@ -295,7 +295,7 @@ mod tests {
     const FORM: UrlForm = UrlForm {
         store: "store",
         example: "store://host",
-        options: &["ca=FILE", "cluster", "namespace=NAME", "password=TEXT", "sentinel=NAME", "timeout=TIME"],
+        options: "ca=FILE cluster namespace=NAME password=TEXT sentinel=NAME timeout=TIME",
     };
 
     fn parse(rest: &str) -> Result<Url<'_>, BadUrl> {
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn an_invalid_part_is_refused() {
         let bad_option = |name: &str| BadUrl::BadOption { name: name.to_owned() };
-        let unknown = || BadUrl::UnknownOption { known: FORM.options.join(", ") };
+        let unknown = || BadUrl::UnknownOption { known: FORM.options.replace(' ', ", ") };
         for (rest, bad) in [
             ("", BadUrl::NoHost),
             ("host:7117", BadUrl::NoHost),

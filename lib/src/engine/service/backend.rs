@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
-use palisade_core::{Acquire, Label, LockName, Refusal, RequestNo, SessionEnd, SessionId, Token, Ttl, Value};
+use palisade_core::{Acquire, Label, LockName, Refusal, SessionEnd, SessionId, Token, Ttl, Value};
 use redis_protocol::resp3::types::BytesFrame;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
@@ -13,12 +13,12 @@ use tokio::time::sleep;
 use super::Config;
 use super::config::TLS;
 use super::connection::{CALL_TIMEOUT, Connection, Dialer};
-use super::error::{ReplyError, Unexpected, printable};
+use super::error::{ReplyError, Unexpected};
 use super::wire::{self, Command, field, items, number, optional, small, text, token};
 use crate::SignedToken;
 use crate::engine::remote::{
     AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, ForceRelease, Held, Login, Peer,
-    Remote, keep_alive_timeout, within,
+    Remote, WaitKey, keep_alive_timeout, printable, within,
 };
 use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, WakeUp, Watched,
@@ -89,17 +89,12 @@ impl Backend for ServiceBackend {
         connection.call(&command, |reply| wire::session(field(reply, "session")?)).await
     }
 
-    async fn keep_alive(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        timeout: Duration,
-    ) -> Result<(), Failure> {
+    async fn keep_alive(&self, connection: &Rc<Connection>, id: SessionId, timeout: Duration) -> Result<(), Failure> {
         let lives = |reply: &BytesFrame| match items(reply)? {
             [ttl] => Ok(number(ttl)? > 0),
             _ => Err(Unexpected::instead_of("one TTL", reply)),
         };
-        match connection.call_within(timeout, &Command::on_session("KEEPALIVE", session), lives).await? {
+        match connection.call_within(timeout, &Command::on_session("KEEPALIVE", id), lives).await? {
             true => Ok(()),
             false => Err(Failure::SessionEnded),
         }
@@ -113,12 +108,8 @@ impl Backend for ServiceBackend {
         connection.acquire(acquire).await
     }
 
-    async fn cancel(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        number: RequestNo,
-    ) -> Result<CancelReply<()>, Failure> {
+    async fn cancel(&self, connection: &Rc<Connection>, wait: WaitKey) -> Result<CancelReply<()>, Failure> {
+        let (session, number) = wait;
         let command = Command::new(&["LOCK", "CANCEL"]).session(session).text("REQ").number(number.get());
         match connection.call(&command, |reply| optional(reply, token)).await {
             Ok(Some(token)) | Err(Failure::Refused(Refusal::AlreadyGranted { token })) => {

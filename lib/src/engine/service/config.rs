@@ -6,7 +6,7 @@ use crate::engine::remote::{Address, BadUrl, Login, Secret, Tls, TlsOptions, Url
 pub(crate) const URL: UrlForm = UrlForm {
     store: "service",
     example: "palisade://host:port, or with TLS and a login palisades://user@host:port?secret_file=FILE",
-    options: &["ca=FILE", "cert=FILE", "key=FILE", "name=NAME", "secret_file=FILE"],
+    options: "ca=FILE cert=FILE key=FILE name=NAME secret_file=FILE",
 };
 
 pub(super) const TLS: TlsOptions = TlsOptions {

@@ -5,7 +5,7 @@ use redis_protocol::resp3::types::BytesFrame;
 use thiserror::Error;
 
 use crate::engine::Failure;
-use crate::engine::remote::{ConnectError, Peer};
+use crate::engine::remote::{ConnectError, Peer, printable};
 
 /// A reply or push that this build does not understand, in words.
 #[derive(Debug)]
@@ -22,12 +22,6 @@ impl From<Unexpected> for ConnectError {
     fn from(Unexpected(what): Unexpected) -> ConnectError {
         ConnectError::transient(format!("sent {what}, which this build does not understand"))
     }
-}
-
-/// Escapes text of the other side for a terminal.
-pub(super) fn printable(text: &str) -> String {
-    let show = |c: char| if c == '\'' || c == '"' { c.to_string() } else { c.escape_debug().to_string() };
-    text.chars().map(show).collect()
 }
 
 /// An error reply.
