@@ -189,20 +189,19 @@ const SCHEMES: &[&str] = &[
 /// ```
 pub fn split_secret(url: &str) -> (String, Option<String>) {
     let Some((scheme, rest)) = url.split_once(':') else { return (url.to_owned(), None) };
-    let form = match scheme {
+    let (rest, secret) = match scheme {
         #[cfg(feature = "mysql")]
-        "mysql" => &mysql::URL,
+        "mysql" => mysql::URL.split_secret(rest),
         #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => &postgres::URL,
+        "postgres" | "postgresql" => postgres::URL.split_secret(rest),
         #[cfg(feature = "redis")]
-        "redis" | "rediss" => &redis::URL,
+        "redis" | "rediss" => redis::URL.split_secret(rest),
         #[cfg(feature = "redlock")]
-        "redlock" => &redlock::URL,
+        "redlock" => redlock::URL.split_secret(rest),
         #[cfg(feature = "service")]
-        "palisade" | "palisades" => &service::URL,
-        _ => return (url.to_owned(), None),
+        "palisade" | "palisades" => service::URL.split_secret(rest),
+        _ => (rest.to_owned(), None),
     };
-    let (rest, secret) = form.split_secret(rest);
     (format!("{scheme}:{rest}"), secret)
 }
 
