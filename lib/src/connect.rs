@@ -1,5 +1,7 @@
 //! Turns a URL into an engine. No other file names all engines.
 
+#[cfg(feature = "postgres")]
+use crate::engine::advisory;
 #[cfg(feature = "embedded")]
 use crate::engine::embedded;
 use crate::engine::memory;
@@ -107,7 +109,7 @@ impl Target {
             Target::Postgres(config) => match config.mode {
                 postgres::Mode::Rows => keep(postgres::Postgres::connect(config).await, name, options, start).await,
                 postgres::Mode::Advisory => {
-                    keep(postgres::Advisory::connect(config).await, name, options, start).await;
+                    keep(advisory::Advisory::connect(config).await, name, options, start).await;
                 }
             },
             #[cfg(feature = "redis")]
@@ -188,15 +190,15 @@ pub fn split_secret(url: &str) -> (String, Option<String>) {
     let Some((scheme, rest)) = url.split_once(':') else { return (url.to_owned(), None) };
     let (rest, secret) = match scheme {
         #[cfg(feature = "mysql")]
-        "mysql" => mysql::split_secret(rest),
+        "mysql" => mysql::URL.split_secret(rest),
         #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => postgres::split_secret(rest),
+        "postgres" | "postgresql" => postgres::URL.split_secret(rest),
         #[cfg(feature = "redis")]
-        "redis" | "rediss" => redis::split_secret(rest),
+        "redis" | "rediss" => redis::URL.split_secret(rest),
         #[cfg(feature = "redlock")]
-        "redlock" => redlock::split_secret(rest),
+        "redlock" => redlock::URL.split_secret(rest),
         #[cfg(feature = "service")]
-        "palisade" | "palisades" => service::split_secret(rest),
+        "palisade" | "palisades" => service::URL.split_secret(rest),
         _ => (rest.to_owned(), None),
     };
     (format!("{scheme}:{rest}"), secret)

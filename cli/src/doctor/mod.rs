@@ -196,7 +196,7 @@ fn is_this_host(host: &str) -> bool {
 /// Warns if the secret is sent unencrypted to another host.
 fn plaintext_secret(rest: &str) -> Option<Finding> {
     let config = palisade::engine::service::Config::parse(rest).ok()?;
-    (config.login.is_some() && !is_this_host(&config.host)).then(|| {
+    (config.login.is_some() && !is_this_host(&config.address.host)).then(|| {
         let says = "the user's secret and all replies go over the network unencrypted";
         Finding::warning("encryption", says, "use palisades:// instead of palisade://")
     })

@@ -112,13 +112,14 @@ fn judge_age(found: &[(String, Found)], config: &Config) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use palisade::engine::redlock::{Absence, NodeAddress};
+    use palisade::engine::redlock::Absence;
+    use palisade::engine::remote::Address;
 
     use super::super::finding::Status;
     use super::*;
 
     fn node(host: &str) -> NodeReport {
-        let address = NodeAddress { host: host.to_owned(), port: 6379 };
+        let address = Address { host: host.to_owned(), port: 6379 };
         NodeReport { address, found: Ok(found()) }
     }
 

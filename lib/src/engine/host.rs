@@ -119,6 +119,7 @@ impl Subscriptions {
         feature = "mysql",
         feature = "postgres",
         feature = "redis",
+        feature = "redlock",
         feature = "service"
     ))]
     pub(super) fn tell_missed(&mut self) {

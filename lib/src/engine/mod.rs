@@ -3,6 +3,8 @@
 //! An engine runs on the keeper's thread (see [`Engine`]), where it may do I/O. The keeper implements renewal, deadlines,
 //! retries, loss and cancellation once for all engines.
 
+#[cfg(feature = "postgres")]
+pub mod advisory;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 mod failure;
@@ -18,21 +20,17 @@ pub mod postgres;
 pub mod redis;
 #[cfg(feature = "redlock")]
 pub mod redlock;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "redlock", feature = "service"))]
 // No engine uses all of it.
 #[cfg_attr(
     not(all(feature = "mysql", feature = "postgres", feature = "redis", feature = "service")),
-    allow(dead_code)
+    allow(dead_code, unused_imports)
 )]
 pub mod remote;
 #[cfg(feature = "service")]
 pub mod service;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod sql_text;
-#[cfg(any(feature = "mysql", feature = "postgres"))]
-mod tls;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
-mod url;
 
 use std::future::Future;
 use std::os::fd::OwnedFd;

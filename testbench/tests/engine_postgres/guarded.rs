@@ -81,14 +81,14 @@ fn a_server_with_an_untrusted_certificate_gets_no_request() {
         let (trust, stranger) = (trusting(server.1.path()), stranger());
         let localhost = fixture.url_as("sealed", "localhost");
         let name_it = format!("{CA}=FILE");
-        refused(&format!("{localhost}?{}", trusting(stranger.path())), &["nobody whom this client trusts", &name_it])
+        refused(&format!("{localhost}?{}", trusting(stranger.path())), &["signed by an unknown authority", &name_it])
             .await;
         // Both options for encryption verify the server, with the authorities of the system.
         for mode in [ENCRYPTED, VERIFIED] {
             refused(&format!("{localhost}?{mode}"), &[&name_it]).await;
         }
         let elsewhere = format!("{}?{ENCRYPTED}&{trust}", fixture.url_as("sealed", "127.0.0.1"));
-        refused(&elsewhere, &["for another name", "localhost", "call it by a name in the certificate"]).await;
+        refused(&elsewhere, &["for another name", "localhost", "use a name in the certificate"]).await;
         let key = server.1.path().join("server.key");
         for file in ["/nowhere/ca.pem", &key.display().to_string()] {
             refused(&format!("{localhost}?{CA}={file}"), &[file, "cannot be used"]).await;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::engine::postgres::{Advisory, Config, Postgres};
+use palisade::engine::advisory::Advisory;
+use palisade::engine::postgres::{Config, Postgres};
 use palisade::engine::{Failure, WakeUp};
 use palisade::{Error, Options, Palisade};
 use palisade_testbench::bounded::BOUND;

@@ -1,8 +1,10 @@
 //! Encrypted connections, and users with exactly the rights that docs/engines/redis.md lists.
 
+use std::error::Error as _;
 use std::net::TcpListener;
 
 use palisade::engine::redis::{Config, survey};
+use palisade::engine::remote::SecurityError;
 use palisade::{ErrorKind, Palisade};
 use palisade_testbench::credentials::{self, Authority, Credentials};
 use tempfile::TempDir;
@@ -51,10 +53,25 @@ fn an_encrypted_connection_is_used_and_verified() {
         assert_eq!((seen.appendonly.as_deref(), seen.maxmemory), (Some("no"), Some(0)));
 
         // An unknown authority; missing files; a server without a certificate.
-        let unknown = refused(&format!("rediss://127.0.0.1:{port}?ca={}/ca.pem", stranger().path().display())).await;
-        let missing = refused(&format!("rediss://127.0.0.1:{port}?ca=/nowhere/ca.pem")).await;
-        for error in [unknown, missing] {
-            assert!(!error.is_retryable() && error.to_string().contains("cannot be encrypted"), "{error}");
+        let stranger = stranger();
+        for (url, problem, remedy) in [
+            (
+                format!("rediss://127.0.0.1:{port}?ca={}/ca.pem", stranger.path().display()),
+                SecurityError::UnknownAuthority.to_string(),
+                "?ca=FILE",
+            ),
+            (
+                format!("rediss://127.0.0.1:{port}?ca=/nowhere/ca.pem"),
+                "/nowhere/ca.pem cannot be used".to_owned(),
+                "",
+            ),
+        ] {
+            let error = refused(&url).await;
+            assert!(
+                !error.is_retryable() && error.source().is_some_and(|source| source.is::<SecurityError>()),
+                "{error}"
+            );
+            assert!(error.to_string().contains(&problem) && error.to_string().contains(remedy), "{error}");
         }
         refused(&format!("rediss://{}?{credentials}", fixture.redis.address)).await;
     });

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use palisade::engine::Level;
-use palisade::engine::redlock::{BadUrl, NoMajority, NotIndependent};
+use palisade::engine::redlock::{NoMajority, NotIndependent};
 use palisade::{Error, ErrorKind, Misuse, Options, Palisade};
 use palisade_testbench::servers::Redis;
 
@@ -41,7 +41,7 @@ fn nodes_that_cannot_be_a_majority_are_refused_by_name() {
         let five = Five::start();
         let error = refused("redlock://a,b").await;
         assert!(matches!(error.kind(), ErrorKind::Misuse(Misuse::Url(_))), "{error}");
-        assert!(error.to_string().contains(&BadUrl::TooFew { found: 2 }.to_string()), "{error}");
+        assert!(error.to_string().contains("there are 2"), "{error}");
         assert!(!error.is_retryable(), "{error}");
 
         let [a, b, c] = [0, 1, 2].map(|place: usize| five.servers[place].address);

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use insta::assert_snapshot;
-use palisade::engine::service::SecurityError;
+use palisade::engine::remote::SecurityError;
 use palisade::{Error, ErrorKind, Options};
 use palisade_testbench::credentials::{self, Authority, Credentials, Login};
 use rcgen::date_time_ymd;

@@ -6,20 +6,21 @@ use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Row};
-use palisade_core::{Acquire, Label, LockName, Patience, RequestNo, SessionEnd, SessionId, Token, Ttl, Value};
+use palisade_core::{Acquire, Label, LockName, Patience, SessionEnd, SessionId, Token, Ttl, Value};
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::connection::{CALL_TIMEOUT, Connection, dial};
 use super::poll::{Poll, WATCH_LEASE, begin_watch, fetch_notices, read_events, sweep};
 use super::poll_backoff::PollBackoff;
 use super::wire::{id, literal, number, settle_granted, text};
-use super::{Config, schema, tls, wire};
+use super::{Config, schema, wire};
 use crate::BootInstant;
 use crate::engine::remote::{
-    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, OrphanedGrant, Peer, Remote,
+    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, ForceRelease, Held, Peer, Remote,
+    WaitKey, within,
 };
-use crate::engine::sql_text::refusal;
+use crate::engine::sql_text::{explain_denial, other_data, refusal};
 use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, WakeUp, Watched,
 };
@@ -88,7 +89,7 @@ impl Backend for MysqlBackend {
     }
 
     async fn connect(&self) -> Result<Connected<MysqlBackend>, ConnectError> {
-        let opts = tls::opts(&self.config)?;
+        let opts = self.config.opts()?;
         let mut conn = within(CALL_TIMEOUT, async { Ok(dial(&opts).await?) }).await?;
         self.epoch.set(self.epoch.get() + 1);
         let cluster = match within(CALL_TIMEOUT, recognise(&mut conn)).await? {
@@ -102,7 +103,7 @@ impl Backend for MysqlBackend {
         let guard = EndOnDrop(connection.clone());
         let driver = Box::pin(async move {
             tokio::select! {
-                error = guard.0.ended() => error,
+                error = guard.0.given_up.wait() => error,
                 never = poll.run() => match never {},
             }
         });
@@ -115,15 +116,10 @@ impl Backend for MysqlBackend {
         id(&row, 0).ok_or_else(|| self.peer.unexpected("a session without a number"))
     }
 
-    async fn keep_alive(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        timeout: Duration,
-    ) -> Result<(), Failure> {
-        let row = connection.row_within(timeout, format!("CALL palisade_keep_alive({session})")).await?;
+    async fn keep_alive(&self, connection: &Rc<Connection>, id: SessionId, timeout: Duration) -> Result<(), Failure> {
+        let row = connection.row_within(timeout, format!("CALL palisade_keep_alive({id})")).await?;
         let keep_alives = number(&row, 0).ok_or(Failure::SessionEnded)?;
-        self.note_keep_alives(session, keep_alives);
+        self.note_keep_alives(id, keep_alives);
         Ok(())
     }
 
@@ -146,12 +142,8 @@ impl Backend for MysqlBackend {
         Ok(reply)
     }
 
-    async fn cancel(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        number: RequestNo,
-    ) -> Result<CancelReply<LockName>, Failure> {
+    async fn cancel(&self, connection: &Rc<Connection>, wait: WaitKey) -> Result<CancelReply<LockName>, Failure> {
+        let (session, number) = wait;
         let row = connection.row(format!("CALL palisade_cancel({session}, {number})")).await?;
         settle_granted(&self.client, text(&row, 4));
         match text(&row, 0).as_deref() {
@@ -165,44 +157,25 @@ impl Backend for MysqlBackend {
         }
     }
 
-    async fn release(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        _: Option<&LockName>,
-    ) -> Result<(), Failure> {
-        let released = connection.release(session, lock, token).await;
+    async fn release(&self, connection: &Rc<Connection>, held: &Held, _: Option<&LockName>) -> Result<(), Failure> {
+        let released = connection.release(held).await;
         if let Err(Failure::Refused(_)) = released {
             // A notice says why the grant had ended.
-            fetch_notices(&self.client, connection, session).await;
+            fetch_notices(&self.client, connection, held.session).await;
         }
         settle_granted(&self.client, released?);
         Ok(())
     }
 
-    async fn publish(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        value: &Value,
-    ) -> Result<(), Failure> {
+    async fn publish(&self, connection: &Rc<Connection>, held: &Held, value: &Value) -> Result<(), Failure> {
+        let Held { session, lock, token } = held;
         let (lock, value) = (literal(lock.as_str()), literal(value.as_bytes()));
         let sql = format!("CALL palisade_publish({session}, {lock}, {token}, {value})");
         connection.unless_refused(sql, 0).await.map(drop)
     }
 
-    async fn force_release(
-        &self,
-        connection: &Rc<Connection>,
-        lock: &LockName,
-        only: Option<Token>,
-        by: &Label,
-        reason: &Label,
-    ) -> Result<Forced, Failure> {
+    async fn force_release(&self, connection: &Rc<Connection>, force: &ForceRelease) -> Result<Forced, Failure> {
+        let ForceRelease { lock, only, by, reason } = force;
         let only = only.map_or("NULL".to_owned(), |token| token.to_string());
         let [lock, by, reason] = [lock.as_str(), by.as_str(), reason.as_str()].map(literal);
         let row =
@@ -227,7 +200,9 @@ impl Backend for MysqlBackend {
         ));
         let is_already_above = number(&is_already_above.await?, 0) == Some(1);
         let raised = connection.rows(format!("CALL palisade_raise_tokens({above})")).await;
-        raised.map_err(only_writers_raise)?;
+        let why = "only a user with write access to the tables palisade_… can raise tokens; connect as the user that \
+             installed them";
+        raised.map_err(|failure| explain_denial(failure, why))?;
         Ok(if is_already_above { Raised::Before } else { Raised::Now })
     }
 
@@ -253,18 +228,6 @@ impl Backend for MysqlBackend {
     }
 }
 
-/// Explains a denial: users that may only call the procedures cannot raise tokens.
-fn only_writers_raise(failure: Failure) -> Failure {
-    match failure {
-        Failure::Denied(_) => Failure::Denied(
-            "only a user with write access to the tables palisade_… can raise tokens; connect as the user that installed \
-             them"
-                .to_owned(),
-        ),
-        failure => failure,
-    }
-}
-
 /// Begins to poll a wait that is queued behind this many others.
 pub(super) fn note_queued(client: &ClientState<MysqlBackend>, acquire: &Acquire, ahead: u64) {
     let Some(number) = acquire.caller.number else { return };
@@ -285,7 +248,7 @@ impl Drop for EndOnDrop {
 
 impl MysqlBackend {
     /// Checks that the data are the same, and attaches all sessions.
-    async fn attach_all(&self, conn: &mut Conn, cluster: String) -> Result<Vec<OrphanedGrant>, ConnectError> {
+    async fn attach_all(&self, conn: &mut Conn, cluster: String) -> Result<Vec<Held>, ConnectError> {
         match &mut *self.cluster.borrow_mut() {
             Some(known) if *known != cluster => return Err(gone_back("it has lost its data, or is another one")),
             known => *known = Some(cluster),
@@ -306,7 +269,7 @@ impl MysqlBackend {
     }
 
     /// Attaches a session to a new connection. From then on MySQL refuses requests of older connections.
-    async fn attach(&self, conn: &mut Conn, session: SessionId) -> Result<Vec<OrphanedGrant>, ConnectError> {
+    async fn attach(&self, conn: &mut Conn, session: SessionId) -> Result<Vec<Held>, ConnectError> {
         let rows: Vec<Row> = conn.query(format!("CALL palisade_attach({session}, {})", self.epoch.get())).await?;
         let Some(first) = rows.first() else {
             self.client.session_ended(session, SessionEnd::Expired);
@@ -332,13 +295,6 @@ impl MysqlBackend {
     }
 }
 
-async fn within<T>(
-    longest: Duration,
-    attempt: impl Future<Output = Result<T, ConnectError>>,
-) -> Result<T, ConnectError> {
-    timeout(longest, attempt).await.unwrap_or_else(|_| Err(ConnectError::no_answer(longest)))
-}
-
 /// Returns the identity of the data; `None` if the schema is missing or has to be checked.
 async fn recognise(conn: &mut Conn) -> Result<Option<String>, ConnectError> {
     let is_read_only: Option<u8> = conn.query_first("SELECT @@global.read_only").await?;
@@ -351,8 +307,5 @@ async fn recognise(conn: &mut Conn) -> Result<Option<String>, ConnectError> {
 
 /// The error for a server whose data are older than what this client has seen, so that it could issue tokens again.
 fn gone_back(how: &str) -> ConnectError {
-    ConnectError::permanent(format!(
-        "{how}: tokens that were given may be given again. Make sure that they are not (CALL \
-         palisade_raise_tokens(above)), then start this client again"
-    ))
+    other_data(how, "CALL palisade_raise_tokens(above)")
 }

@@ -1,172 +1,146 @@
-//! What a `mysql:` URL says.
+//! The configuration, and the `mysql:` URLs that give it.
 
 use std::env;
-use std::path::PathBuf;
 
-use mysql_async::{Opts, OptsBuilder};
+use mysql_async::{ClientIdentity, Opts, OptsBuilder, SslOpts};
+use rustls::crypto::{CryptoProvider, ring};
 
-use super::url::{split_secret, take_options};
-use crate::engine::remote::Peer;
-use crate::engine::{Failure, Unavailable};
+use crate::engine::Failure;
+use crate::engine::remote::{
+    Address, BadUrl, ConnectError, Identity, Peer, Secret, SecurityError, Tls, TlsModes, TlsOptions, Url, UrlForm,
+    decoded, is_local,
+};
 
+const PORT: u16 = 3306;
 /// Unless the URL says otherwise.
 const CONNECTIONS: usize = 4;
 const MOST_CONNECTIONS: usize = 64;
 /// How many statements a connection keeps prepared: those of `fast_path.rs`.
 const PREPARED: usize = 2;
-/// Where the password is that a URL does not say.
-const SECRETS: [&str; 2] = ["PALISADE_SECRET", "MYSQL_PWD"];
 
-/// Which server and database, and how it is called. No secret shows in its `Debug` form.
-#[derive(Clone)]
+pub(crate) const URL: UrlForm = UrlForm {
+    store: "MySQL",
+    example: "mysql://user@host:port/database",
+    options: "ssl-mode=MODE ssl-ca=FILE ssl-cert=FILE ssl-key=FILE socket=PATH connections=N",
+};
+
+pub(super) const TLS: TlsOptions = TlsOptions {
+    ca: "ssl-ca",
+    cert: "ssl-cert",
+    key: "ssl-key",
+    wrong_name: "use a name in the certificate",
+    not_encrypted: "switch that on there (ssl-cert and ssl-key), or add ?ssl-mode=disabled if the network is trusted",
+    encrypted: "add ?ssl-mode=required",
+};
+
+const MODES: TlsModes = TlsModes {
+    option: "ssl-mode",
+    off: "disabled",
+    on: ["required", "verify_identity"],
+    opportunistic: &["preferred"],
+    any_name: "verify_ca",
+};
+
+/// A MySQL and its database, and how to connect to it. Its `Debug` form shows no secret.
+#[derive(Debug, Clone)]
 pub struct Config {
-    pub(super) server: Opts,
-    /// How lines are encrypted.
-    pub encryption: Encryption,
+    server: Server,
+    /// The settings of encrypted connections: `ssl-mode=required` or `verify_identity`, and to other hosts unless the URL
+    /// says `ssl-mode=disabled`.
+    pub tls: Option<Tls>,
     /// How many connections a client has at most. There is one, and more while several calls are under way.
     pub connections: usize,
 }
 
-/// How lines to a MySQL are encrypted. A server's certificate is always verified.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Encryption {
-    /// Not at all: `ssl-mode=disabled`, and what is on this host unless the URL says otherwise.
-    None,
-    /// Always: `ssl-mode=required` or `verify_identity`, and everywhere else unless the URL says otherwise.
-    Verified {
-        /// Whose certificates the server may show (`ssl-ca`); without it, those that the system trusts.
-        ca: Option<PathBuf>,
-        /// What this client shows (`ssl-cert`, `ssl-key`).
-        identity: Option<(PathBuf, PathBuf)>,
-    },
-}
-
-impl std::fmt::Debug for Config {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Config { encryption, connections, .. } = self;
-        let mut shown = f.debug_struct("Config");
-        shown
-            .field("server", &self.address())
-            .field("encryption", encryption)
-            .field("connections", connections)
-            .finish_non_exhaustive()
-    }
+#[derive(Debug, Clone)]
+struct Server {
+    address: Address,
+    socket: Option<String>,
+    database: String,
+    user: Option<String>,
+    password: Option<Secret>,
 }
 
 impl Config {
-    /// From what follows `mysql:` in a URL: `//user@host:port/database`, with the options `ssl-mode`, `ssl-ca`,
-    /// `ssl-cert` with `ssl-key`, `socket`, and `connections`. A password that is not in the URL is taken from the environment variable
-    /// `PALISADE_SECRET` or `MYSQL_PWD`.
+    /// Parses the part of a URL after `mysql:`: `//user@host:port/database`, with the options `ssl-mode`, `ssl-ca`,
+    /// `ssl-cert` with `ssl-key`, `socket`, and `connections`. A password that is not in the URL is taken from the
+    /// environment variable `PALISADE_SECRET` or `MYSQL_PWD`.
     ///
     /// # Errors
     ///
-    /// [`Unavailable`] for anything else.
+    /// [`Unavailable`](crate::engine::Unavailable), with a [`BadUrl`] as its source, for anything else.
     ///
     /// ```
-    /// use palisade::engine::mysql::{Config, Encryption};
+    /// use palisade::engine::mysql::Config;
     ///
-    /// let config = Config::parse("//app@db.example/shop")?;
-    /// assert!(matches!(config.encryption, Encryption::Verified { .. }));
-    /// assert_eq!(Config::parse("//app@127.0.0.1/shop")?.encryption, Encryption::None);
+    /// assert!(Config::parse("//app@db.example/shop")?.tls.is_some());
+    /// assert_eq!(Config::parse("//app@127.0.0.1/shop")?.tls, None);
     /// assert!(Config::parse("//app@db.example/shop?ssl-mode=preferred").is_err());
     /// assert!(Config::parse("//app@db.example").is_err());
     /// # Ok::<(), palisade::engine::Failure>(())
     /// ```
     pub fn parse(rest: &str) -> Result<Config, Failure> {
-        read(rest).map_err(|why| {
-            let shown = split_secret(rest).0;
-            let what = format!("'mysql:{}' names no MySQL: {why}", shown.escape_debug());
-            Unavailable::new(what).without_effect().permanent().into()
-        })
+        URL.parse("mysql", rest, read)
     }
 
     /// The server as messages name it.
     pub(super) fn peer(&self) -> Peer {
-        Peer::new("MySQL", self.address())
+        let Server { address, socket, database, .. } = &self.server;
+        let place = socket.clone().unwrap_or_else(|| address.to_string());
+        Peer::new("MySQL", format!("{place} ({database})"))
     }
 
-    fn address(&self) -> String {
-        let database = self.server.db_name().unwrap_or("");
-        match self.server.socket() {
-            Some(socket) => format!("{socket} ({database})"),
-            None => format!("{}:{} ({database})", self.server.ip_or_hostname(), self.server.tcp_port()),
-        }
+    /// Returns the driver's options, with the contents of the TLS files.
+    pub(super) fn opts(&self) -> Result<Opts, ConnectError> {
+        let Server { address, socket, database, user, password } = &self.server;
+        let password =
+            password.as_ref().map(Secret::reveal).transpose().map_err(|error| error.connect_error(&TLS))?;
+        let opts =
+            OptsBuilder::default().ip_or_hostname(&address.host).tcp_port(address.port).db_name(Some(database));
+        let opts = opts.user(user.clone()).pass(password).socket(socket.clone()).prefer_socket(false);
+        // The server's values of these need not be queried.
+        let opts = opts.max_allowed_packet(Some(16 << 20)).wait_timeout(Some(28_800)).stmt_cache_size(PREPARED);
+        let tls = self.tls.as_ref().map(ssl_opts).transpose().map_err(|error| error.connect_error(&TLS))?;
+        Ok(opts.ssl_opts(tls).into())
     }
 }
 
-fn read(rest: &str) -> Result<Config, String> {
-    const FORM: &str = "write mysql://user@host:port/database";
-    if !rest.starts_with("//") {
-        return Err(FORM.to_owned());
+fn ssl_opts(tls: &Tls) -> Result<SslOpts, SecurityError> {
+    if CryptoProvider::get_default().is_none() {
+        // The driver uses the default provider. Another thread may have just set one, which is as good.
+        drop(ring::default_provider().install_default());
     }
-    let mut url = format!("mysql:{rest}");
-    let (mut mode, mut ca, mut cert, mut key, mut socket, mut connections) = (None, None, None, None, None, None);
-    for (name, value) in take_options(&mut url) {
-        let place = match name.as_str() {
-            "ssl-mode" => &mut mode,
-            "ssl-ca" => &mut ca,
-            "ssl-cert" => &mut cert,
-            "ssl-key" => &mut key,
-            "socket" => &mut socket,
-            "connections" => &mut connections,
-            _ => return Err(format!("there is no option '{}'", name.escape_debug())),
-        };
-        *place = Some(value);
-    }
-    // What the driver says of a bad URL may quote it.
-    let opts = Opts::from_url(&url).map_err(|_| FORM.to_owned())?;
-    if opts.db_name().is_none_or(str::is_empty) {
-        return Err("it does not say in which database; write mysql://user@host:port/database".to_owned());
-    }
-    let identity = match (cert, key) {
-        (None, None) => None,
-        (Some(cert), Some(key)) => Some((cert.into(), key.into())),
-        _ => return Err("ssl-cert and ssl-key go together".to_owned()),
+    let roots = tls.authorities()?.into_iter().map(|root| root.to_vec().into()).collect();
+    let ssl = SslOpts::default().with_disable_built_in_roots(true).with_root_certs(roots);
+    let Some(identity @ Identity { certificate, key }) = &tls.identity else { return Ok(ssl) };
+    // The driver's error would not name the file.
+    drop(identity.load()?);
+    Ok(ssl.with_client_identity(Some(ClientIdentity::new(certificate.clone().into(), key.clone().into()))))
+}
+
+fn read(url: &Url<'_>) -> Result<Config, BadUrl> {
+    let (host, port) = match url.hosts[..] {
+        [("", port)] => ("127.0.0.1", port),
+        [host] => host,
+        _ => return Err(BadUrl::SeveralHosts),
     };
-    let encryption = encryption(mode, ca.map(Into::into), identity, socket.is_some() || is_here(&opts))?;
-    let connections = match connections.map(|connections| connections.parse()) {
+    let database = decoded(url.path.split('/').next().unwrap_or_default())?;
+    if database.is_empty() {
+        return Err(BadUrl::Invalid("the database is missing".to_owned()));
+    }
+    let connections = match url.option("connections")?.map(|connections| connections.parse()) {
         None => CONNECTIONS,
         Some(Ok(connections @ 1..=MOST_CONNECTIONS)) => connections,
-        Some(_) => return Err(format!("connections is a number from 1 to {MOST_CONNECTIONS}")),
+        Some(_) => return Err(BadUrl::Invalid(format!("connections is a number from 1 to {MOST_CONNECTIONS}"))),
     };
-    let secret = || SECRETS.iter().find_map(|name| env::var(name).ok().filter(|secret| !secret.is_empty()));
-    let user = opts.user().map(str::to_owned).or_else(|| env::var("USER").ok());
-    let pass = opts.pass().map(str::to_owned).or_else(secret);
-    let server = OptsBuilder::from_opts(opts).user(user).pass(pass).socket(socket).prefer_socket(false);
-    // What the server says anyway need not be asked.
-    let server = server.max_allowed_packet(Some(16 << 20)).wait_timeout(Some(28_800)).stmt_cache_size(PREPARED);
-    Ok(Config { server: server.into(), encryption, connections })
-}
-
-fn encryption(
-    mode: Option<String>,
-    ca: Option<PathBuf>,
-    identity: Option<(PathBuf, PathBuf)>,
-    is_here: bool,
-) -> Result<Encryption, String> {
-    let has_papers = ca.is_some() || identity.is_some();
-    let mode = mode.map(|mode| mode.to_ascii_lowercase());
-    Ok(match mode.as_deref() {
-        Some("disabled") if has_papers => {
-            return Err("ssl-mode=disabled encrypts nothing; leave the certificates out".to_owned());
-        }
-        Some("disabled") => Encryption::None,
-        None if is_here && !has_papers => Encryption::None,
-        None | Some("required" | "verify_identity") => Encryption::Verified { ca, identity },
-        Some("preferred") => {
-            return Err("with ssl-mode=preferred whoever is in between decides; say required, or disabled".to_owned());
-        }
-        Some("verify_ca") => {
-            return Err("ssl-mode=verify_ca does not say whom to trust; say verify_identity".to_owned());
-        }
-        Some(_) => return Err("ssl-mode is disabled, required or verify_identity".to_owned()),
-    })
-}
-
-fn is_here(opts: &Opts) -> bool {
-    let name = opts.ip_or_hostname();
-    let bare = name.trim_start_matches('[').trim_end_matches(']');
-    name == "localhost" || bare.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
+    let (user, password) = url.login()?.unwrap_or_default();
+    let user = user.or_else(|| env::var("USER").ok());
+    let password = password.or_else(|| Secret::in_environment(&["MYSQL_PWD"])).map(Secret::Text);
+    let address = Address { host: host.to_owned(), port: port.unwrap_or(PORT) };
+    let socket = url.option("socket")?;
+    let mode = url.option(MODES.option)?.map(|mode| mode.to_ascii_lowercase());
+    let tls = Tls::read_by_mode(url, &TLS, mode.as_deref(), &MODES, socket.is_some() || is_local(host))?;
+    Ok(Config { server: Server { address, socket, database, user, password }, tls, connections })
 }
 
 #[cfg(test)]
@@ -174,12 +148,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_names_no_mysql_is_refused_without_its_secret() {
+    fn an_invalid_url_is_refused_without_its_secret() {
         for rest in [
             "",
             "host",
             "//me:xyzzy@host",
             "//me:xyzzy@host/",
+            "//me:xyzzy@a,b/db",
+            "//me:xy/zzy@host/db",
             "//me:xyzzy@host/db?mode=fast",
             "//me:xyzzy@host/db?ssl-mode=preferred",
             "//me:xyzzy@host/db?ssl-mode=verify_ca",
@@ -190,28 +166,29 @@ mod tests {
             "//me:xyzzy@host/db?connections=0",
         ] {
             let Err(Failure::Unavailable(why)) = Config::parse(rest) else { panic!("{rest} was accepted") };
-            assert!(!why.what.contains("xyzzy") && !why.is_retryable && !why.may_have_taken_effect, "{}", why.what);
+            assert!(!why.what.contains("zzy") && why.what.contains("mysql://user@"), "{}", why.what);
+            assert!(!why.is_retryable && !why.may_have_taken_effect);
         }
     }
 
     #[test]
     fn connections_to_other_hosts_are_encrypted() {
-        let encryption = |rest: &str| Config::parse(rest).expect("a URL").encryption;
-        let verified = Encryption::Verified { ca: None, identity: None };
+        let tls = |rest: &str| Config::parse(rest).expect("a URL").tls;
         for rest in ["//me@db.example/x", "//me@10.0.0.1/x", "//localhost/x?ssl-mode=REQUIRED"] {
-            assert_eq!(encryption(rest), verified, "{rest}");
+            assert_eq!(tls(rest), Some(Tls::default()), "{rest}");
         }
         for rest in ["//me@localhost/x", "//me@[::1]/x", "//me@db.example/x?ssl-mode=DISABLED", "//a/x?socket=/s"] {
-            assert_eq!(encryption(rest), Encryption::None, "{rest}");
+            assert_eq!(tls(rest), None, "{rest}");
         }
-        let with_ca = Encryption::Verified { ca: Some("/a b".into()), identity: Some(("c".into(), "k".into())) };
-        assert_eq!(encryption("//127.0.0.1/x?ssl-ca=/a%20b&ssl-cert=c&ssl-key=k"), with_ca);
+        let identity = Some(Identity { certificate: "c".into(), key: "k".into() });
+        let with_ca = Some(Tls { ca: Some("/a b".into()), identity, name: None });
+        assert_eq!(tls("//127.0.0.1/x?ssl-ca=/a%20b&ssl-cert=c&ssl-key=k"), with_ca);
     }
 
     #[test]
     fn no_secret_shows() {
         let config = Config::parse("//me:xyzzy@host/db").expect("a URL");
         assert!(!format!("{config:?}").contains("xyzzy"));
-        assert_eq!(config.address(), "host:3306 (db)");
+        assert_eq!(config.peer().to_string(), "MySQL at host:3306 (db)");
     }
 }

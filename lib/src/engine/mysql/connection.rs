@@ -9,7 +9,7 @@ use std::time::Duration;
 use mysql_async::consts::StatusFlags;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Opts, Row, Value};
-use palisade_core::{Acquire, LockName, SessionId, Token};
+use palisade_core::{Acquire, LockName, Token};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
@@ -18,8 +18,8 @@ use super::error;
 use super::fast_path::{FastCall, FastPath};
 use super::wire::{acquire_call, id, literal, number, text};
 use crate::engine::Failure;
-use crate::engine::remote::{AcquireReply, ConnectError, Peer, RemoteConnection, jittered};
-use crate::engine::sql_text::refusal;
+use crate::engine::remote::{AcquireReply, ConnectError, GivenUp, Held, Peer, RemoteConnection, jittered};
+use crate::engine::sql_text::{not_granted, refusal};
 
 /// A call that takes longer fails, and breaks the connection. It is above the time for which the server waits for a row lock.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -47,8 +47,7 @@ pub struct Connection {
     idle: Cell<usize>,
     max_workers: Cell<usize>,
     fast_path: FastPath,
-    error: RefCell<Option<ConnectError>>,
-    ended: Notify,
+    pub(super) given_up: GivenUp,
 }
 
 struct Job {
@@ -87,31 +86,18 @@ impl Connection {
             idle: Cell::new(0),
             max_workers: Cell::new(max_workers),
             fast_path: FastPath::default(),
-            error: RefCell::new(None),
-            ended: Notify::new(),
+            given_up: GivenUp::default(),
         });
         spawn_local(connection.clone().work(Some(first)));
         connection
     }
 
-    /// Waits until the connection is broken.
-    pub(super) async fn ended(&self) -> ConnectError {
-        loop {
-            let ended = self.ended.notified();
-            if let Some(error) = self.error.borrow().clone() {
-                return error;
-            }
-            ended.await;
-        }
-    }
-
     /// Ends the workers, and fails the calls that were not sent. Only the first error counts.
     pub(super) fn end(&self, error: ConnectError) {
-        let error = self.error.borrow_mut().get_or_insert(error.at(&self.peer)).clone();
+        let error = self.given_up.note(error.at(&self.peer));
         for job in self.jobs.take() {
             drop(job.reply.send(Err(error.failure(false))));
         }
-        self.ended.notify_waiters();
         self.job_ready.notify_waiters();
     }
 
@@ -246,7 +232,7 @@ impl Connection {
         fast_call: Option<FastCall>,
         lock: Option<LockName>,
     ) -> Result<Reply, Failure> {
-        if let Some(error) = &*self.error.borrow() {
+        if let Some(error) = self.given_up.error() {
             return Err(error.failure(false));
         }
         let (sender, reply) = oneshot::channel();
@@ -315,26 +301,17 @@ impl Connection {
                     Ok((AcquireReply::Granted(token), 0))
                 }
                 Some("queued") => Ok((AcquireReply::Queued, number(&row, 2).unwrap_or(0))),
-                Some("busy") => Ok((AcquireReply::Busy, 0)),
                 Some("refused") => Err(refusal(&self.peer, text(&row, 2).as_deref())),
-                // The session is attached to a newer connection, which repeats the acquire.
-                Some("outdated") => {
-                    Err(ConnectError::transient("a newer connection has taken over").at(&self.peer).failure(false))
-                }
-                other => Err(self.peer.unexpected(format_args!("'{}'", other.unwrap_or("nothing").escape_debug()))),
+                reply => not_granted(&self.peer, reply).map(|reply| (reply, 0)),
             };
         }
     }
 
     /// Releases a grant. Returns the events of the call.
-    pub(super) async fn release(
-        self: &Rc<Self>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-    ) -> Result<Option<String>, Failure> {
+    pub(super) async fn release(self: &Rc<Self>, held: &Held) -> Result<Option<String>, Failure> {
+        let Held { session, lock, token } = held;
         let sql = format!("CALL palisade_give_back({session}, {}, {token})", literal(lock.as_str()));
-        match self.call(sql, Some(FastCall::release(session, lock, token)), None).await? {
+        match self.call(sql, Some(FastCall::release(held)), None).await? {
             Reply::Fast(_) => Ok(None),
             Reply::Rows(rows) => {
                 let row = self.first(rows)?;
@@ -349,6 +326,6 @@ impl Connection {
 
 impl RemoteConnection for Connection {
     fn is_broken(&self) -> bool {
-        self.error.borrow().is_some()
+        self.given_up.is_noted()
     }
 }

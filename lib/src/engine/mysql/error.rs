@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use mysql_async::{DriverError, Error, IoError};
 
-use super::tls;
+use super::config::TLS;
 use crate::engine::Failure;
-use crate::engine::remote::{ConnectError, Peer};
+use crate::engine::remote::{ConnectError, Peer, SecurityError, printable};
 
 /// A deadlock, and a row lock that did not become free in time. MySQL has rolled back.
 const CONTENTION: [u16; 2] = [1213, 1205];
@@ -31,39 +31,25 @@ const MAY_HAVE_TAKEN_EFFECT: [u16; 3] = [1053, 1080, 1927];
 
 impl From<Error> for ConnectError {
     fn from(error: Error) -> ConnectError {
-        let connect_error = match explain_permanent(&error) {
-            Some(what) => ConnectError::permanent(what),
-            None if is_permanent(&error) => ConnectError::permanent(message(&error)),
-            None => ConnectError::transient(message(&error)),
+        if let Error::Driver(DriverError::NoClientSslFlagFromServer) = error {
+            return SecurityError::NotEncrypted.connect_error(&TLS);
+        }
+        if let Some(error) = SecurityError::behind(&error) {
+            return error.connect_error(&TLS);
+        }
+        let text = message(&error);
+        let transient: [&[u16]; 5] = [&CONTENTION, &MISSING, &READ_ONLY, &INTERRUPTED, &TRANSIENT];
+        let connect_error = match &error {
+            Error::Server(server) if server.code == LOGIN_REJECTED => ConnectError::permanent(format!(
+                "{text}; give a user and a password that it accepts. If it requires encryption, add ?ssl-mode=required; if \
+                 it requires a certificate, add {}",
+                TLS.identity()
+            )),
+            Error::Server(server) if !transient.concat().contains(&server.code) => ConnectError::permanent(text),
+            Error::Io(IoError::Tls(_)) => ConnectError::permanent(text),
+            _ => ConnectError::transient(text),
         };
         connect_error.because(Arc::new(error))
-    }
-}
-
-fn is_permanent(error: &Error) -> bool {
-    let transient: [&[u16]; 5] = [&CONTENTION, &MISSING, &READ_ONLY, &INTERRUPTED, &TRANSIENT];
-    match error {
-        Error::Server(error) => !transient.iter().any(|codes| codes.contains(&error.code)),
-        Error::Io(IoError::Tls(_)) => true,
-        _ => false,
-    }
-}
-
-/// Explains an error that stays until the operator changes something, with what to change.
-fn explain_permanent(error: &Error) -> Option<String> {
-    match error {
-        Error::Server(server) if server.code == LOGIN_REJECTED => Some(format!(
-            "{}; give a user and a password that it accepts. If it requires encryption, add ?ssl-mode=required; if it \
-             requires a certificate, add {}",
-            message(error),
-            tls::OPTIONS.identity
-        )),
-        Error::Driver(DriverError::NoClientSslFlagFromServer) => Some(
-            "it does not encrypt; switch that on there (ssl-cert and ssl-key), or add ?ssl-mode=disabled if the network \
-             is trusted"
-                .to_owned(),
-        ),
-        error => crate::engine::tls::obstacle(error, &tls::OPTIONS),
     }
 }
 
@@ -74,7 +60,7 @@ pub(super) fn message(error: &Error) -> String {
         Error::Io(IoError::Io(error)) => format!("cannot be reached: {error}"),
         other => other.to_string(),
     };
-    text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
+    printable(&text)
 }
 
 fn has_code(error: &Error, codes: &[u16]) -> bool {

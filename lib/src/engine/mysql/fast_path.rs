@@ -8,7 +8,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 
 use mysql_async::Value;
-use palisade_core::{Acquire, LockName, Mode, SessionId, Token};
+use palisade_core::{Acquire, LockName, Mode, Token};
+
+use crate::engine::remote::Held;
 
 /// Prepared, because parsing it takes longer than running it. For the same reason one subquery reads both other tables. The
 /// token is the last one of the lock plus 1; the reply returns it as LAST_INSERT_ID. When the lock's block of 256 tokens is
@@ -49,9 +51,10 @@ impl FastCall {
         Some(FastCall { lock: want.lock.clone(), sql: ACQUIRE, params, token: None })
     }
 
-    pub(super) fn release(session: SessionId, lock: &LockName, token: Token) -> FastCall {
+    pub(super) fn release(held: &Held) -> FastCall {
+        let Held { session, lock, token } = held;
         let params = vec![lock.as_str().into(), session.get().into(), token.get().into()];
-        FastCall { lock: lock.clone(), sql: RELEASE, params, token: Some(token) }
+        FastCall { lock: lock.clone(), sql: RELEASE, params, token: Some(*token) }
     }
 }
 

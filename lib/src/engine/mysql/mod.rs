@@ -11,12 +11,10 @@ mod poll;
 mod poll_backoff;
 mod schema;
 mod survey;
-mod tls;
-mod url;
 mod wire;
 
 pub use backend::{Mysql, MysqlBackend};
-pub use config::{Config, Encryption};
+pub use config::Config;
+pub(crate) use config::URL;
 pub use schema::SCHEMA;
 pub use survey::{Survey, survey};
-pub(crate) use url::split_secret;

@@ -5,6 +5,7 @@ use mysql_async::{Conn, Error};
 
 use super::error::{is_denied, is_missing, message};
 use crate::engine::remote::ConnectError;
+use crate::engine::sql_text::is_usable;
 
 /// The SQL of all tables and procedures, for the shells `mysql` and `mariadb`. It can be run again at any time.
 pub const SCHEMA: &str = include_str!("schema.sql");
@@ -38,21 +39,10 @@ async fn is_current(conn: &mut Conn) -> Result<bool, ConnectError> {
         Err(error) if is_missing(&error) => return Ok(false),
         Err(error) => return Err(unusable(error)),
     };
-    let Some((version, usable_from)): Option<(i32, i32)> = row else { return Ok(false) };
-    if usable_from > VERSION {
-        return Err(ConnectError::permanent(format!(
-            "the tables palisade_… there have version {version}, which clients from version {usable_from} on can use, and \
-             this one knows version {VERSION}; use a newer palisade"
-        )));
-    }
-    if version < VERSION {
-        return Err(ConnectError::permanent(format!(
-            "the tables palisade_… there have version {version}, which was never released, and this client needs version \
-             {VERSION}; drop the tables of the locks (palisade_version, _state, _session, _lock, _claim, _block, _notice, \
-             _event, _watched) when no client uses them, and connect again"
-        )));
-    }
-    Ok(true)
+    let Some(found) = row else { return Ok(false) };
+    let replace = "drop the tables of the locks (palisade_version, _state, _session, _lock, _claim, _block, _notice, _event, \
+         _watched) when no client uses them, and connect again";
+    is_usable("the schema palisade_…", found, VERSION, replace)
 }
 
 /// The statements of the schema, which a shell would run one after the other.

@@ -2,13 +2,12 @@
 
 use mysql_async::Row;
 use mysql_async::prelude::Queryable;
-use tokio::time::timeout;
 
 use super::connection::{CALL_TIMEOUT, dial};
 use super::wire::{number, text};
-use super::{Config, schema, tls};
+use super::{Config, schema};
 use crate::engine::Failure;
-use crate::engine::remote::ConnectError;
+use crate::engine::remote::{ConnectError, within};
 use crate::engine::sql_text::bytes;
 
 /// The settings of a server that the engine's promises depend on.
@@ -41,7 +40,7 @@ pub struct Survey {
 /// The server cannot be reached, or does not answer.
 pub async fn survey(config: &Config) -> Result<Survey, Failure> {
     let read = async {
-        let mut conn = dial(&tls::opts(config)?).await?;
+        let mut conn = dial(&config.opts()?).await?;
         let settings = "SELECT VERSION(), @@global.read_only, @@global.innodb_flush_log_at_trx_commit, @@global.log_bin, \
              @@global.sync_binlog, @@global.binlog_format, CURRENT_USER()";
         let row: Option<Row> = conn.query_first(settings).await?;
@@ -72,9 +71,7 @@ pub async fn survey(config: &Config) -> Result<Survey, Failure> {
             user: text(&row, 6).unwrap_or_default(),
         })
     };
-    let no_answer = |_| Err(ConnectError::no_answer(CALL_TIMEOUT));
-    let found = timeout(CALL_TIMEOUT, read).await.unwrap_or_else(no_answer);
-    found.map_err(|error: ConnectError| error.at(&config.peer()).failure(false))
+    within(CALL_TIMEOUT, read).await.map_err(|error| error.at(&config.peer()).failure(false))
 }
 
 /// `PROBLEM, LOCK IN HEX, DETAIL`.

@@ -8,14 +8,14 @@ use std::str::Split;
 use mysql_async::Row;
 use mysql_async::prelude::FromValue;
 use palisade_core::{
-    Acquire, Departure, Ending, Event, LockName, LockNames, Mode, Patience, Reentry, Refusal, RequestNo, SessionEnd,
+    Acquire, Departure, Ending, Event, LockName, LockNames, Patience, Reentry, Refusal, RequestNo, SessionEnd,
     SessionId, Ticket, Token, Value,
 };
 
 use super::MysqlBackend;
+use crate::engine::LockInfo;
 use crate::engine::remote::ClientState;
-use crate::engine::sql_text::{ALL, bytes, ended_info, ending, label, mode};
-use crate::engine::{HolderInfo, LockInfo, WaiterInfo};
+use crate::engine::sql_text::{ALL, Claim, bytes, ended_info, ending, notice, permits};
 
 /// Returns the call that acquires locks.
 pub(super) fn acquire_call(acquire: &Acquire, epoch: i32) -> String {
@@ -26,12 +26,9 @@ pub(super) fn acquire_call(acquire: &Acquire, epoch: i32) -> String {
     let waits = u8::from(acquire.patience == Patience::Wait);
     let may_queue = u8::from(acquire.reentry == Reentry::Queue);
     let wants = acquire.wants.iter().map(|want| {
-        let name = hex(want.lock.as_str().as_bytes());
-        match want.mode {
-            Mode::Exclusive => format!("{name}:{ALL}:"),
-            Mode::Shared => format!("{name}:1:"),
-            Mode::Permits { count, of } => format!("{name}:{count}:{of}"),
-        }
+        let (need, of) = permits(want.mode);
+        let of = of.map(|of| of.to_string()).unwrap_or_default();
+        format!("{}:{need}:{of}", hex(want.lock.as_str().as_bytes()))
     });
     let mut order: Vec<_> = (0..acquire.wants.len()).collect();
     order.sort_by_key(|part| &acquire.wants[*part].lock);
@@ -81,33 +78,10 @@ pub(super) fn attached_grant(row: &Row) -> Option<(Token, (LockName, Option<Requ
     Some((id(row, 3)?, (LockName::new(&text(row, 1)?).ok()?, id(row, 2))))
 }
 
-/// A notice for a session.
-#[derive(Debug, PartialEq)]
-enum Notice {
-    Granted {
-        session: SessionId,
-        number: RequestNo,
-        token: Token,
-    },
-    Lost {
-        session: SessionId,
-        token: Token,
-        how: Ending,
-    },
-    /// A resize has refused a queued acquire.
-    Refused {
-        session: SessionId,
-        number: RequestNo,
-        refusal: Refusal,
-    },
-}
-
 /// Passes a notice on to its session or wait.
 pub(super) fn handle_notice(client: &ClientState<MysqlBackend>, text: &str) {
-    match notice(text) {
-        Some(Notice::Granted { session, number, token }) => client.settle((session, number), Ok(token)),
-        Some(Notice::Lost { session, token, how }) => client.grant_ended(session, token, how),
-        Some(Notice::Refused { session, number, refusal }) => client.settle((session, number), Err(refusal.into())),
+    match notice(text, |refusal| Words(refusal.split(' ')).resized()) {
+        Some(push) => client.handle_push(push),
         None => tracing::debug!(text, "MySQL has a notice that this build does not understand"),
     }
 }
@@ -143,18 +117,6 @@ fn granted(line: &str) -> Option<(SessionId, RequestNo, Token)> {
     words.text()?;
     let (session, token) = (words.id()?, words.id()?);
     Some((session, words.id()?, token))
-}
-
-/// `g SESSION NUMBER TOKEN`, `l SESSION TOKEN ENDING`, or `r SESSION NUMBER resized LOCK LIMIT`; `None` for a notice of a newer
-/// schema.
-fn notice(text: &str) -> Option<Notice> {
-    let mut words = Words(text.split(' '));
-    Some(match words.text()? {
-        "g" => Notice::Granted { session: words.id()?, number: words.id()?, token: words.id()? },
-        "l" => Notice::Lost { session: words.id()?, token: words.id()?, how: ending(&mut words.0)? },
-        "r" => Notice::Refused { session: words.id()?, number: words.id()?, refusal: words.resized()? },
-        _ => return None,
-    })
 }
 
 /// Reads one line of an event's row; `None` for one of a newer schema.
@@ -292,33 +254,26 @@ fn add(locks: &mut Vec<LockInfo>, row: &Row) -> Option<()> {
         locks.push(LockInfo { name, limit, holders: Vec::new(), waiters: Vec::new(), value: None, history });
     }
     let lock = locks.last_mut()?;
-    let (state, mode, session) = (text(row, 3)?, mode(lock.limit, number(row, 4)?)?, id(row, 6)?);
-    let label = text(row, 7).as_deref().and_then(label).map(|label| label.as_str().to_owned());
-    if state == "waiting" {
-        lock.waiters.push(WaiterInfo { session, label: label.unwrap_or_default(), mode });
-        return Some(());
-    }
-    let is_held = state == "held";
-    if is_held && let Some(value) = column::<Vec<u8>>(row, 10) {
+    let (state, label) = (text(row, 3)?, text(row, 7));
+    if state == "held"
+        && let Some(value) = column::<Vec<u8>>(row, 10)
+    {
         lock.value = Some(Value::new(&value));
     }
-    lock.holders.push(HolderInfo {
-        token: id(row, 5)?,
-        mode,
-        session: is_held.then_some(session),
-        label: label.filter(|_| is_held),
+    let claim = Claim {
+        state: &state,
+        need: number(row, 4)?,
+        token: id(row, 5),
+        session: id(row, 6)?,
+        label: label.as_deref(),
         held_for_ms: number(row, 8),
         time_left_ms: number(row, 9),
-    });
-    Some(())
+    };
+    claim.add_to(lock)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use palisade_core::{Force, Label};
-
     use super::*;
 
     #[test]
@@ -326,21 +281,15 @@ mod tests {
         let session = SessionId::new(7).unwrap();
         let (number, token) = (RequestNo::new(3).unwrap(), Token::new(9).unwrap());
         assert_eq!(granted("granted 61 7 9 3 1"), Some((session, number, token)));
-        assert_eq!(notice("g 7 3 9"), Some(Notice::Granted { session, number, token }));
-        let force = Force { by: Label::new("me\0"), reason: Label::new("why"), moved_to: token };
-        let lost = Notice::Lost { session, token, how: Ending::Forced(Arc::new(force)) };
-        assert_eq!(notice("l 7 9 forced 6D6500 776879 9"), Some(lost));
-        let refused = notice("r 7 3 resized 612062 2");
-        assert!(matches!(refused, Some(Notice::Refused { refusal: Refusal::ResizedBelow { limit: 2, .. }, .. })));
+        let refused = Words("resized 612062 2".split(' ')).resized();
+        assert!(matches!(refused, Some(Refusal::ResizedBelow { limit: 2, .. })));
+        assert_eq!(Words("new 61 2".split(' ')).resized(), None);
         let event = event("granted 61,62 7 9 3 0");
         assert!(matches!(event, Some(Event::Granted { ticket: None, locks, .. }) if locks.len() == 2));
     }
 
     #[test]
     fn an_unknown_text_is_ignored() {
-        for text in ["", "l", "l 7", "l 0 0 expired", "x 1 2 3", "l 7 9 forced zz", "r 7 3 new 61 2"] {
-            assert_eq!(notice(text), None, "{text}");
-        }
         for line in ["", "granted", "granted 61", "new 61 7", "ended zz 7 9 released", "left 61 7 3 new"] {
             assert_eq!(event(line), None, "{line}");
         }

@@ -8,15 +8,17 @@ use std::time::Duration;
 
 use palisade_core::{Acquire, Label, LockName, RequestNo, SessionEnd, SessionId, Token, Ttl, Value};
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tokio_postgres::types::Type;
 
 use super::connection::{CALL_TIMEOUT, Connection, Param, big, dial};
 use super::{Config, pooler, schema, wire};
 use crate::BootInstant;
 use crate::engine::remote::{
-    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, OrphanedGrant, Peer, Remote, jittered,
+    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, ForceRelease, Held, Peer, Remote,
+    WaitKey, jittered, within,
 };
+use crate::engine::sql_text::{explain_denial, other_data};
 use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, WakeUp, Watched,
 };
@@ -112,22 +114,21 @@ impl Backend for PostgresBackend {
     async fn connect(&self) -> Result<Connected<PostgresBackend>, ConnectError> {
         let client = self.client.clone();
         let dialed = dial(&self.config, move |payload| wire::handle_push(&client, payload));
-        let no_answer = |_| ConnectError::no_answer(CALL_TIMEOUT);
-        let mut dialed = timeout(CALL_TIMEOUT, dialed).await.map_err(no_answer)??;
+        let mut dialed = within(CALL_TIMEOUT, dialed).await?;
         let shared = self.shared.clone();
         shared.epoch.set(shared.epoch.get() + 1);
         let mut connection = Connection::new(dialed.client, self.peer.clone(), shared.epoch.get());
-        let attaching = timeout(CALL_TIMEOUT * 2, self.attach_all(&mut connection, dialed.local));
+        let attaching = within(CALL_TIMEOUT * 2, self.attach_all(&mut connection, dialed.local));
         let orphans = tokio::select! {
             error = &mut dialed.driver => return Err(error),
-            attached = attaching => attached.map_err(no_answer)??,
+            attached = attaching => attached?,
         };
         let connection = Rc::new(connection);
         let driven = connection.clone();
         let driver = Box::pin(async move {
             let error = tokio::select! {
                 error = &mut dialed.driver => error,
-                error = driven.broken() => error,
+                error = driven.given_up.wait() => error,
                 never = shared.background_work(&driven) => match never {},
             };
             driven.end();
@@ -149,13 +150,8 @@ impl Backend for PostgresBackend {
         session.ok_or_else(|| self.peer.unexpected("a session without a number"))
     }
 
-    async fn keep_alive(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        timeout: Duration,
-    ) -> Result<(), Failure> {
-        let (lives, flushed) = connection.keep_alive(session, timeout).await?;
+    async fn keep_alive(&self, connection: &Rc<Connection>, id: SessionId, timeout: Duration) -> Result<(), Failure> {
+        let (lives, flushed) = connection.keep_alive(id, timeout).await?;
         if let Some(incarnation) = &mut *self.shared.incarnation.borrow_mut() {
             incarnation.flushed = incarnation.flushed.max(flushed);
         }
@@ -176,12 +172,8 @@ impl Backend for PostgresBackend {
         connection.acquire(acquire).await
     }
 
-    async fn cancel(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        number: RequestNo,
-    ) -> Result<CancelReply<LockName>, Failure> {
+    async fn cancel(&self, connection: &Rc<Connection>, wait: WaitKey) -> Result<CancelReply<LockName>, Failure> {
+        let (session, number) = wait;
         let (id, request) = (big(session.get()), big(number.get()));
         let params: [Param<'_>; 2] = [(&id, Type::INT8), (&request, Type::INT8)];
         let row = connection.row("SELECT said, token, detail, lock FROM palisade.cancel($1, $2)", &params).await?;
@@ -196,39 +188,20 @@ impl Backend for PostgresBackend {
         }
     }
 
-    async fn release(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        _: Option<&LockName>,
-    ) -> Result<(), Failure> {
-        connection.release(session, lock, token).await
+    async fn release(&self, connection: &Rc<Connection>, held: &Held, _: Option<&LockName>) -> Result<(), Failure> {
+        connection.release(held).await
     }
 
-    async fn publish(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        value: &Value,
-    ) -> Result<(), Failure> {
+    async fn publish(&self, connection: &Rc<Connection>, held: &Held, value: &Value) -> Result<(), Failure> {
+        let Held { session, lock, token } = held;
         let (session, lock, token, value) = (big(session.get()), lock.as_str(), big(token.get()), value.as_bytes());
         let params: [Param<'_>; 4] =
             [(&session, Type::INT8), (&lock, Type::TEXT), (&token, Type::INT8), (&value, Type::BYTEA)];
         connection.unless_refused("SELECT palisade.publish($1, $2, $3, $4)", &params).await
     }
 
-    async fn force_release(
-        &self,
-        connection: &Rc<Connection>,
-        lock: &LockName,
-        only: Option<Token>,
-        by: &Label,
-        reason: &Label,
-    ) -> Result<Forced, Failure> {
+    async fn force_release(&self, connection: &Rc<Connection>, force: &ForceRelease) -> Result<Forced, Failure> {
+        let ForceRelease { lock, only, by, reason } = force;
         let (lock, only) = (lock.as_str(), only.map(|token| big(token.get())));
         let (by, reason) = (by.as_str().as_bytes(), reason.as_str().as_bytes());
         let params: [Param<'_>; 4] =
@@ -256,9 +229,14 @@ impl Backend for PostgresBackend {
                 break;
             }
         }
-        let query = "SELECT t.last_value >= $1 FROM palisade.tokens t";
-        let is_already_above = connection.row(query, &params).await.map_err(only_the_owner_raises)?;
-        connection.rows("SELECT palisade.raise_tokens($1)", &params).await.map_err(only_the_owner_raises)?;
+        let owner_only = |failure| {
+            let why = "only the role that installed the schema 'palisade', or a superuser, can raise tokens; connect as \
+                 that role";
+            explain_denial(failure, why)
+        };
+        let is_already_above = "SELECT t.last_value >= $1 FROM palisade.tokens t";
+        let is_already_above = connection.row(is_already_above, &params).await.map_err(owner_only)?;
+        connection.rows("SELECT palisade.raise_tokens($1)", &params).await.map_err(owner_only)?;
         Ok(if connection.column::<Option<bool>>(&is_already_above, 0)? == Some(true) {
             Raised::Before
         } else {
@@ -297,24 +275,13 @@ impl Backend for PostgresBackend {
     }
 }
 
-/// Explains a denial: roles that `palisade.allow` admits cannot raise tokens.
-fn only_the_owner_raises(failure: Failure) -> Failure {
-    match failure {
-        Failure::Denied(_) => Failure::Denied(
-            "only the role that installed the schema 'palisade', or a superuser, can raise tokens; connect as that role"
-                .to_owned(),
-        ),
-        failure => failure,
-    }
-}
-
 impl PostgresBackend {
     /// Checks the server, and attaches all sessions.
     async fn attach_all(
         &self,
         connection: &mut Connection,
         local: Option<std::net::SocketAddr>,
-    ) -> Result<Vec<OrphanedGrant>, ConnectError> {
+    ) -> Result<Vec<Held>, ConnectError> {
         let cluster = schema::install_if_missing(connection.client()).await?;
         let sql = "SELECT pg_is_in_recovery(), CASE WHEN pg_is_in_recovery() THEN 0 ELSE \
              (pg_current_wal_flush_lsn() - '0/0')::bigint END";
@@ -337,7 +304,7 @@ impl PostgresBackend {
     }
 
     /// Attaches a session to a new connection. From then on PostgreSQL refuses requests of older connections.
-    async fn attach(&self, connection: &Connection, session: SessionId) -> Result<Vec<OrphanedGrant>, ConnectError> {
+    async fn attach(&self, connection: &Connection, session: SessionId) -> Result<Vec<Held>, ConnectError> {
         let id = big(session.get());
         let sql = "SELECT lock, number, token FROM palisade.attach($1, $2)";
         let params: [Param<'_>; 2] = [(&id, Type::INT8), (&connection.epoch, Type::INT4)];
@@ -371,10 +338,7 @@ impl Shared {
                 return Ok(());
             }
         };
-        Err(ConnectError::permanent(format!(
-            "{problem}: tokens that were given may be given again. Make sure that they are not (SELECT \
-             palisade.raise_tokens(above)), then start this client again"
-        )))
+        Err(other_data(problem, "SELECT palisade.raise_tokens(above)"))
     }
 
     /// Polls waits, renews watches and sweeps until the connection ends.

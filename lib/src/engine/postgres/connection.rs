@@ -2,7 +2,7 @@
 //! the connection. Through a pooler each call waits for the reply to the one before: some poolers send the reply to a
 //! pipelined call to another client.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -13,23 +13,25 @@ use std::time::Duration;
 use bytes::BytesMut;
 use futures_util::TryStreamExt;
 use futures_util::future::LocalBoxFuture;
-use palisade_core::{Acquire, LockName, Mode, Patience, Reentry, RequestNo, SessionId, Token};
+use palisade_core::{Acquire, Mode, Patience, Reentry, RequestNo, SessionId, Token};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::Mutex;
 use tokio::task::spawn_local;
 use tokio_postgres::config::Host;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 use tokio_postgres::{AsyncMessage, Client, NoTls, Row, Statement};
+use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::{Config, error, tls};
+use super::config::TLS;
+use super::{Config, error};
 use crate::engine::Failure;
-use crate::engine::remote::{AcquireReply, ConnectError, Peer, RemoteConnection};
-use crate::engine::sql_text::{ALL, refusal};
+use crate::engine::remote::{AcquireReply, ConnectError, GivenUp, Held, Peer, RemoteConnection, connect_tcp};
+use crate::engine::sql_text::{not_granted, permits, refusal};
 
 /// A call that takes longer fails, and breaks the connection. It is above the time for which the server waits for a row lock.
-pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+pub(in crate::engine) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Settings of a connection without a pooler. A release that grants nothing, and a request that is queued, need not wait for the
 /// disk; the functions override this for everything else. Statements are planned once and always by index: the tables may be
@@ -50,8 +52,7 @@ pub struct Connection {
     prepared: Option<Prepared>,
     /// Serialises calls through a pooler.
     pooled_call: Arc<Mutex<()>>,
-    broke: Notify,
-    error: RefCell<Option<ConnectError>>,
+    pub(super) given_up: GivenUp,
     is_broken: Cell<bool>,
 }
 
@@ -71,19 +72,17 @@ const KEEP_ALIVE: &str = "SELECT palisade.keep_alive($1), (pg_current_wal_flush_
 const KEEP_ALIVE_TYPES: [Type; 1] = [Type::INT8];
 
 /// A parameter and its type.
-pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
+pub(in crate::engine) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 impl Connection {
     pub(super) fn new(client: Client, peer: Peer, epoch: i32) -> Connection {
-        let (broke, error) = (Notify::new(), RefCell::new(None));
         Connection {
             client: Rc::new(client),
             peer,
             epoch,
             prepared: None,
             pooled_call: Arc::default(),
-            broke,
-            error,
+            given_up: GivenUp::default(),
             is_broken: Cell::new(false),
         }
     }
@@ -104,17 +103,6 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits until a call breaks the connection; returns why.
-    pub(super) async fn broken(&self) -> ConnectError {
-        loop {
-            let broke = self.broke.notified();
-            if let Some(error) = self.error.borrow().clone() {
-                return error;
-            }
-            broke.await;
-        }
-    }
-
     /// Fails all later calls without sending them.
     pub(super) fn end(&self) {
         self.is_broken.set(true);
@@ -122,8 +110,7 @@ impl Connection {
 
     /// Marks the connection as broken, so that the driver ends.
     fn break_off(&self, error: ConnectError) -> ConnectError {
-        *self.error.borrow_mut() = Some(error.clone());
-        self.broke.notify_waiters();
+        self.given_up.note(error.clone());
         error.at(&self.peer)
     }
 
@@ -133,7 +120,7 @@ impl Connection {
         query: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T, Failure> {
         if self.is_broken.get() || self.client.is_closed() {
-            return Err(ConnectError::transient("the connection was closed").at(&self.peer).failure(false));
+            return Err(ConnectError::closed().at(&self.peer).failure(false));
         }
         match tokio::time::timeout(timeout, query).await {
             Ok(Ok(answer)) => Ok(answer),
@@ -207,13 +194,13 @@ impl Connection {
                         Ok(AcquireReply::Granted(self.token(token.parse().ok())?))
                     }
                     Some(refusal) if refusal.starts_with(['{', '"']) => Err(self.refusal(Some(refusal))),
-                    reply => self.not_granted(reply),
+                    reply => not_granted(&self.peer, reply),
                 }
             }
             wants => {
                 let locks: Vec<_> = wants.iter().map(|want| want.lock.as_str()).collect();
-                let needs: Vec<_> = wants.iter().map(|want| need(want.mode)).collect();
-                let permits: Vec<_> = wants.iter().map(|want| permits(want.mode)).collect();
+                let needs: Vec<_> = wants.iter().map(|want| big(permits(want.mode).0)).collect();
+                let permits: Vec<_> = wants.iter().map(|want| permits(want.mode).1.map(i64::from)).collect();
                 let delay = acquire.delay.map(|delay| big(delay.as_ms()));
                 let value = acquire.value.as_ref().map(|value| value.as_bytes());
                 let sql = "SELECT said, token, detail FROM palisade.request($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
@@ -233,22 +220,9 @@ impl Connection {
                 match self.column::<Option<&str>>(&row, 0)? {
                     Some("granted") => Ok(AcquireReply::Granted(self.token(self.column(&row, 1)?)?)),
                     Some("refused") => Err(self.refusal(self.column(&row, 2)?)),
-                    reply => self.not_granted(reply),
+                    reply => not_granted(&self.peer, reply),
                 }
             }
-        }
-    }
-
-    /// Reads a reply that is neither a grant nor a refusal.
-    fn not_granted(&self, reply: Option<&str>) -> Result<AcquireReply, Failure> {
-        match reply {
-            Some("queued") => Ok(AcquireReply::Queued),
-            Some("busy") => Ok(AcquireReply::Busy),
-            // The session is attached to a newer connection, which repeats the acquire.
-            Some("outdated") => {
-                Err(ConnectError::transient("a newer connection has taken over").at(&self.peer).failure(false))
-            }
-            other => Err(self.peer.unexpected(format_args!("'{}'", other.unwrap_or("nothing").escape_debug()))),
         }
     }
 
@@ -273,8 +247,8 @@ impl Connection {
         }
     }
 
-    pub(super) async fn release(&self, session: SessionId, lock: &LockName, token: Token) -> Result<(), Failure> {
-        let (session, lock, token) = (big(session.get()), lock.as_str(), big(token.get()));
+    pub(super) async fn release(&self, held: &Held) -> Result<(), Failure> {
+        let (session, lock, token) = (big(held.session.get()), held.lock.as_str(), big(held.token.get()));
         let prepared = self.prepared.as_ref().map(|prepared| &prepared.release);
         let params: [&(dyn ToSql + Sync); 3] = [&session, &lock, &token];
         let rows = self.call(prepared, RELEASE, &RELEASE_TYPES, &params, CALL_TIMEOUT).await?;
@@ -318,7 +292,7 @@ impl Connection {
 
 impl RemoteConnection for Connection {
     fn is_broken(&self) -> bool {
-        self.is_broken.get() || self.client.is_closed() || self.error.borrow().is_some()
+        self.is_broken.get() || self.client.is_closed() || self.given_up.is_noted()
     }
 }
 
@@ -352,39 +326,27 @@ fn encoded(params: &[Param<'_>]) -> Result<Vec<(Encoded, Type)>, Box<dyn std::er
     params.iter().map(encode).collect()
 }
 
-/// Returns how many permits of a lock a mode takes.
-fn need(mode: Mode) -> i64 {
-    match mode {
-        Mode::Exclusive => big(ALL),
-        Mode::Shared => 1,
-        Mode::Permits { count, .. } => i64::from(count),
-    }
-}
-
-fn permits(mode: Mode) -> Option<i64> {
-    match mode {
-        Mode::Exclusive | Mode::Shared => None,
-        Mode::Permits { of, .. } => Some(i64::from(of)),
-    }
-}
-
 /// Converts to PostgreSQL's signed type. Saturates: no real counter gets there, and a made-up one must not wrap.
 pub(super) fn big(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// A new connection.
-pub(super) struct Dialed {
-    pub(super) client: Client,
+pub(in crate::engine) struct Dialed {
+    pub(in crate::engine) client: Client,
     /// Sends and receives. Ends when the connection breaks, with the reason.
-    pub(super) driver: LocalBoxFuture<'static, ConnectError>,
+    pub(in crate::engine) driver: LocalBoxFuture<'static, ConnectError>,
     /// The address that the server sees, if no proxy or pooler is in between.
-    pub(super) local: Option<SocketAddr>,
+    pub(in crate::engine) local: Option<SocketAddr>,
 }
 
 /// Connects to the first host that accepts. `on_push` receives the payloads of notifications.
-pub(super) async fn dial(config: &Config, on_push: impl Fn(&str) + Clone + 'static) -> Result<Dialed, ConnectError> {
-    let tls = tls::load(&config.encryption)?;
+pub(in crate::engine) async fn dial(
+    config: &Config,
+    on_push: impl Fn(&str) + Clone + 'static,
+) -> Result<Dialed, ConnectError> {
+    let tls = config.tls.as_ref().map(|tls| tls.load().map_err(|error| error.connect_error(&TLS))).transpose()?;
+    let tls = tls.map(|files| MakeRustlsConnect::new((*files).clone()));
     let mut last = None;
     for (at, host) in config.server.get_hosts().iter().enumerate() {
         let mut one = config.server.clone();
@@ -394,9 +356,7 @@ pub(super) async fn dial(config: &Config, on_push: impl Fn(&str) + Clone + 'stat
                 let (client, connection) = config.server.connect(NoTls).await?;
                 return Ok(Dialed { client, driver: drive(connection, on_push.clone()), local: None });
             };
-            let unreached = |error: std::io::Error| ConnectError::transient(format!("cannot be reached: {error}"));
-            let stream = TcpStream::connect((name.as_str(), config.port(at))).await.map_err(unreached)?;
-            stream.set_nodelay(true).map_err(unreached)?;
+            let stream = connect_tcp(name, config.port(at)).await?;
             let local = stream.local_addr().ok();
             let (client, driver) = match &tls {
                 None => {
@@ -437,7 +397,7 @@ where
                 Some(Ok(AsyncMessage::Notification(note))) => on_push(note.payload()),
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return error.into(),
-                None => return ConnectError::transient("the connection was closed"),
+                None => return ConnectError::closed(),
             }
         }
     })

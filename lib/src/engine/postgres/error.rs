@@ -4,38 +4,32 @@ use std::sync::Arc;
 
 use tokio_postgres::error::SqlState;
 
-use super::tls;
+use super::config::TLS;
 use crate::engine::Failure;
-use crate::engine::remote::{ConnectError, Peer};
+use crate::engine::remote::{ConnectError, Peer, SecurityError, printable};
 
 impl From<tokio_postgres::Error> for ConnectError {
     fn from(error: tokio_postgres::Error) -> ConnectError {
-        let connect_error = match explain_permanent(&error) {
-            Some(what) => ConnectError::permanent(what),
-            None if error.code().is_some_and(|code| !is_transient(code)) => ConnectError::permanent(message(&error)),
-            None => ConnectError::transient(message(&error)),
+        // The driver reports a server without TLS by this text alone.
+        let no_tls = "server does not support TLS";
+        if std::error::Error::source(&error).is_some_and(|source| source.to_string() == no_tls) {
+            return SecurityError::NotEncrypted.connect_error(&TLS);
+        }
+        if let Some(error) = SecurityError::behind(&error) {
+            return error.connect_error(&TLS);
+        }
+        let text = message(&error);
+        let connect_error = match error.code() {
+            Some(code) if *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION => ConnectError::permanent(format!(
+                "{text}; its pg_hba.conf has no entry for this client. To encrypt the connection, add ?sslmode=require; to \
+                 present a certificate, add {}",
+                TLS.identity()
+            )),
+            Some(code) if !is_transient(code) => ConnectError::permanent(text),
+            _ => ConnectError::transient(text),
         };
         connect_error.because(Arc::new(error))
     }
-}
-
-/// Explains an error that stays until the operator changes something, with what to change.
-fn explain_permanent(error: &tokio_postgres::Error) -> Option<String> {
-    if error.code() == Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION) {
-        return Some(format!(
-            "{}; its pg_hba.conf has no entry for this client. To encrypt the connection, add ?sslmode=require; to present a \
-             certificate, add {}",
-            message(error),
-            tls::OPTIONS.identity
-        ));
-    }
-    // The driver has no error code for this.
-    if std::error::Error::source(error).is_some_and(|source| source.to_string() == "server does not support TLS") {
-        let what =
-            "it does not encrypt; switch that on there (ssl = on), or add ?sslmode=disable if the network is trusted";
-        return Some(what.to_owned());
-    }
-    crate::engine::tls::obstacle(error, &tls::OPTIONS)
 }
 
 /// The error in one line: PostgreSQL's message and hint, if there are any.
@@ -58,7 +52,7 @@ pub(super) fn message(error: &tokio_postgres::Error) -> String {
             text
         }
     };
-    text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
+    printable(&text)
 }
 
 /// Whether the same call may succeed later without a change by the operator.
@@ -70,7 +64,7 @@ fn is_transient(code: &SqlState) -> bool {
 }
 
 /// The failure of a call whose statement failed. After an error reply, PostgreSQL has rolled back.
-pub(super) fn failure(peer: &Peer, error: tokio_postgres::Error) -> Failure {
+pub(in crate::engine) fn failure(peer: &Peer, error: tokio_postgres::Error) -> Failure {
     let Some(code) = error.code().cloned() else {
         return ConnectError::from(error).at(peer).failure(true);
     };

@@ -2,21 +2,17 @@
 //!
 #![doc = include_str!("README.md")]
 
-mod advisory;
 mod backend;
 mod config;
-mod connection;
-mod error;
-mod pooler;
+pub(super) mod connection;
+pub(super) mod error;
+pub(super) mod pooler;
 mod schema;
 mod survey;
-mod tls;
-mod url;
 mod wire;
 
-pub use advisory::Advisory;
 pub use backend::{Postgres, PostgresBackend};
-pub use config::{Config, Encryption, Mode};
+pub(crate) use config::URL;
+pub use config::{Config, Mode};
 pub use schema::SCHEMA;
 pub use survey::{Survey, survey};
-pub(crate) use url::split_secret;

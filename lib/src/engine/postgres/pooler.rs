@@ -16,7 +16,7 @@ const ROUNDS: usize = 10;
 /// Returns whether transactions of this connection may run in different backends of the server. `local` is our address: if the
 /// server sees the same one, nothing is in between. Otherwise it may be only a proxy. So a second connection opens a transaction,
 /// and if both connections use the same backend in turn, there is a pooler.
-pub(super) async fn is_between(
+pub(in crate::engine) async fn is_between(
     client: &Client,
     local: Option<SocketAddr>,
     config: &Config,

@@ -5,6 +5,7 @@ use tokio_postgres::error::SqlState;
 
 use super::error::message;
 use crate::engine::remote::ConnectError;
+use crate::engine::sql_text::is_usable;
 
 /// The SQL of the schema, for `psql`. It can be run again at any time.
 pub const SCHEMA: &str = include_str!("schema.sql");
@@ -32,41 +33,21 @@ pub(super) async fn install_if_missing(client: &Client) -> Result<String, Connec
              shows it), ends all sessions of the copy and gives only higher tokens"
                 .to_owned(),
         )),
-        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Err(not_allowed(&error)),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(unusable(error)),
     }
 }
 
 /// Whether the schema has the version of this build, or a newer one that it can use.
 async fn is_current(client: &Client) -> Result<bool, ConnectError> {
     let exists = client.query_typed_one("SELECT to_regclass('palisade.version') IS NOT NULL", &[]).await;
-    match exists {
-        Ok(row) if !row.try_get::<_, bool>(0)? => return Ok(false),
-        Ok(_) => {}
-        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => return Err(not_allowed(&error)),
-        Err(error) => return Err(error.into()),
+    if !exists.map_err(unusable)?.try_get::<_, bool>(0)? {
+        return Ok(false);
     }
-    let row = client.query_typed_opt("SELECT version, usable_from FROM palisade.version", &[]).await;
-    let row = match row {
-        Ok(row) => row,
-        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => return Err(not_allowed(&error)),
-        Err(error) => return Err(error.into()),
-    };
+    let row =
+        client.query_typed_opt("SELECT version, usable_from FROM palisade.version", &[]).await.map_err(unusable)?;
     let Some(row) = row else { return Ok(false) };
-    let (version, usable_from): (i32, i32) = (row.try_get(0)?, row.try_get(1)?);
-    if usable_from > VERSION {
-        return Err(ConnectError::permanent(format!(
-            "the schema 'palisade' there has version {version}, which clients from version {usable_from} on can use, and \
-             this one knows version {VERSION}; use a newer palisade"
-        )));
-    }
-    if version < VERSION {
-        return Err(ConnectError::permanent(format!(
-            "the schema 'palisade' there has version {version}, which this build cannot use or upgrade; to replace it, run \
-             palisade engine postgres schema | psql and do what its error says"
-        )));
-    }
-    Ok(true)
+    let replace = "to replace it, run palisade engine postgres schema | psql and do what its error says";
+    is_usable("the schema 'palisade'", (row.try_get(0)?, row.try_get(1)?), VERSION, replace)
 }
 
 async fn install(client: &Client) -> Result<(), ConnectError> {
@@ -91,9 +72,12 @@ async fn install(client: &Client) -> Result<(), ConnectError> {
     }
 }
 
-fn not_allowed(error: &tokio_postgres::Error) -> ConnectError {
-    ConnectError::permanent(format!(
-        "this role has no right to use the locks ({}); the role that installed them can allow it: SELECT palisade.allow('role')",
-        message(error)
-    ))
+fn unusable(error: tokio_postgres::Error) -> ConnectError {
+    match error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
+        true => ConnectError::permanent(format!(
+            "this role has no right to use the locks ({}); the role that installed them can allow it: SELECT palisade.allow('role')",
+            message(&error)
+        )),
+        false => error.into(),
+    }
 }

@@ -1,55 +1,23 @@
 //! The texts that PostgreSQL's functions return: notification payloads, rows of `palisade.look_up`, and locks as JSON.
 
 use palisade_core::{
-    Delay, Departure, Ending, Event, LockName, LockNames, Refusal, RequestNo, SessionEnd, SessionId, Ticket, Token,
-    Value,
+    Delay, Departure, Ending, Event, LockName, LockNames, RequestNo, SessionEnd, SessionId, Ticket, Token, Value,
 };
 use serde::Deserialize;
 
 use super::PostgresBackend;
-use crate::engine::remote::ClientState;
-use crate::engine::sql_text::{bytes, ended_info, ending, label, mode};
-use crate::engine::{HolderInfo, LockInfo, WaiterInfo};
+use crate::engine::LockInfo;
+use crate::engine::remote::{ClientState, Push};
+use crate::engine::sql_text::{Claim, bytes, ended_info, ending, notice};
 
-/// A notification, or a row of `palisade.look_up`.
-#[derive(Debug, PartialEq)]
-enum Push {
-    Granted {
-        session: SessionId,
-        number: RequestNo,
-        token: Token,
-    },
-    /// A resize has refused a queued acquire.
-    Refused {
-        session: SessionId,
-        number: RequestNo,
-        refusal: Refusal,
-    },
-    /// The client should poll: an acquire may be grantable now.
-    Poll,
-    Lost {
-        session: SessionId,
-        token: Token,
-        how: Ending,
-    },
-    SessionEnded {
-        session: SessionId,
-        how: SessionEnd,
-    },
-    Event(Box<Event>),
-    Missed,
-}
-
-/// Passes a push on to its session, wait or watch.
+/// Handles a notification, or a row of `palisade.look_up`.
 pub(super) fn handle_push(client: &ClientState<PostgresBackend>, text: &str) {
+    // A set of locks may be grantable now.
+    if text == "t" || text.starts_with("t ") {
+        return client.extra.notify_one();
+    }
     match read(text) {
-        Some(Push::Granted { session, number, token }) => client.settle((session, number), Ok(token)),
-        Some(Push::Refused { session, number, refusal }) => client.settle((session, number), Err(refusal.into())),
-        Some(Push::Poll) => client.extra.notify_one(),
-        Some(Push::Lost { session, token, how }) => client.grant_ended(session, token, how),
-        Some(Push::SessionEnded { session, how }) => client.session_ended(session, how),
-        Some(Push::Event(event)) => client.watchers.borrow_mut().tell(std::slice::from_ref(&event)),
-        Some(Push::Missed) => client.note_missed_events(),
+        Some(push) => client.handle_push(push),
         None => tracing::debug!(text, "PostgreSQL sent a push that this build does not understand"),
     }
 }
@@ -64,34 +32,11 @@ pub(super) fn attached_grant(row: &tokio_postgres::Row) -> Option<(Token, (LockN
 
 /// Reads a push; `None` if a newer schema wrote it.
 fn read(text: &str) -> Option<Push> {
-    let (what, rest) = text.split_once(' ').unwrap_or((text, ""));
-    let mut words = rest.splitn(3, ' ');
-    let mut number = || words.next()?.parse::<u64>().ok();
-    Some(match what {
-        "g" => Push::Granted {
-            session: SessionId::new(number()?).ok()?,
-            number: RequestNo::new(number()?).ok()?,
-            token: Token::new(number()?).ok()?,
-        },
-        "r" => Push::Refused {
-            session: SessionId::new(number()?).ok()?,
-            number: RequestNo::new(number()?).ok()?,
-            refusal: serde_json::from_str(words.next()?).ok()?,
-        },
-        "l" => Push::Lost {
-            session: SessionId::new(number()?).ok()?,
-            token: Token::new(number()?).ok()?,
-            how: ending(words.next()?.split(' '))?,
-        },
-        "s" => Push::SessionEnded {
-            session: SessionId::new(number()?).ok()?,
-            how: if words.next()? == "closed" { SessionEnd::Closed } else { SessionEnd::Expired },
-        },
-        "t" => Push::Poll,
-        "w" => Push::Event(Box::new(serde_json::from_str::<EventText>(rest).ok()?.into_event()?)),
-        "m" => Push::Missed,
-        _ => return None,
-    })
+    match text.split_once(' ').unwrap_or((text, "")) {
+        ("w", event) => Some(Push::Event(Box::new(serde_json::from_str::<EventText>(event).ok()?.into_event()?))),
+        ("m", _) => Some(Push::Missed),
+        _ => notice(text, |refusal| serde_json::from_str(refusal).ok()),
+    }
 }
 
 /// An event as the functions write it.
@@ -187,21 +132,10 @@ pub(super) fn lock_info(json: &str) -> Option<LockInfo> {
         history: history.unwrap_or_default().iter().filter_map(|ended| ended_info(ended)).collect(),
     };
     for claim in claims {
-        let mode = mode(permits, claim.need)?;
-        let name = claim.label.as_deref().and_then(label).map(|label| label.as_str().to_owned());
-        if claim.state == "waiting" {
-            info.waiters.push(WaiterInfo { session: claim.session, label: name.unwrap_or_default(), mode });
-            continue;
-        }
-        let is_held = claim.state == "held";
-        info.holders.push(HolderInfo {
-            token: claim.token?,
-            mode,
-            session: is_held.then_some(claim.session),
-            label: name.filter(|_| is_held),
-            held_for_ms: claim.held_ms.map(|ms| ms.max(0.0) as u64),
-            time_left_ms: claim.left_ms.map(|ms| ms.max(0.0) as u64),
-        });
+        let ClaimText { state, need, token, session, label, held_ms, left_ms } = claim;
+        let [held_for_ms, time_left_ms] = [held_ms, left_ms].map(|ms| ms.map(|ms| ms.max(0.0) as u64));
+        let (state, label) = (state.as_str(), label.as_deref());
+        Claim { state, need, token, session, label, held_for_ms, time_left_ms }.add_to(&mut info)?;
     }
     info.holders.sort_by_key(|holder| holder.token);
     Some(info)
@@ -209,40 +143,23 @@ pub(super) fn lock_info(json: &str) -> Option<LockInfo> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use palisade_core::{Force, Label};
+    use palisade_core::Refusal;
 
     use super::*;
 
     #[test]
     fn every_kind_of_push_is_read() {
-        let session = SessionId::new(7).unwrap();
-        let (number, token) = (RequestNo::new(3).unwrap(), Token::new(9).unwrap());
-        assert_eq!(read("g 7 3 9"), Some(Push::Granted { session, number, token }));
-        assert_eq!(read("s 7 expired"), Some(Push::SessionEnded { session, how: SessionEnd::Expired }));
-        let force = Force { by: Label::new("me\0"), reason: Label::new("why"), moved_to: token };
-        let lost = Push::Lost { session, token, how: Ending::Forced(Arc::new(force)) };
-        assert_eq!(read("l 7 9 forced 6d6500 776879 9"), Some(lost));
         let refused = read(r#"r 7 3 {"ResizedBelow" : {"lock" : "a b", "limit" : 2}}"#);
-        assert!(matches!(refused, Some(Push::Refused { refusal: Refusal::ResizedBelow { limit: 2, .. }, .. })));
+        let Some(Push::WaitEnded { outcome: Err(refusal), .. }) = refused else { panic!("{refused:?}") };
+        assert!(matches!(refusal, Refusal::ResizedBelow { limit: 2, .. }));
         let event = read(r#"w {"is" : "granted", "locks" : ["a"], "session" : 7, "token" : 9, "ticket" : null}"#);
         assert!(matches!(event, Some(Push::Event(event)) if matches!(*event, Event::Granted { ticket: None, .. })));
+        assert_eq!(read("m"), Some(Push::Missed));
     }
 
     #[test]
     fn an_unknown_push_is_ignored() {
-        for text in [
-            "",
-            "g",
-            "g 7",
-            "g 0 0 0",
-            "g a b c",
-            "x 1 2 3",
-            "w {}",
-            "w {\"is\":\"new\",\"locks\":[]}",
-            "l 7 9 forced zz",
-        ] {
+        for text in ["", "x 1 2 3", "w {}", "w {\"is\":\"new\",\"locks\":[]}", "r 7 3 {}"] {
             assert_eq!(read(text), None, "{text}");
         }
     }

@@ -13,18 +13,18 @@ use palisade_core::{
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 
 use super::connection::{CALL_TIMEOUT, Connection, Dialer};
 use super::error::CallError;
 use super::namespace::NamespaceState;
 use super::numbers::RequestNumbers;
 use super::wire::{self, Reply, Request};
-use super::{Config, DataLost, Node};
+use super::{Config, DataLost};
 use crate::BootInstant;
 use crate::engine::remote::{
-    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, Peer, Reconnector, Remote,
-    keep_alive_timeout,
+    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, ForceRelease, Held, Peer, Reconnector,
+    Remote, WaitKey, check_least, check_most, keep_alive_timeout, within,
 };
 use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, Unavailable, WakeUp, Watched,
@@ -71,7 +71,7 @@ pub struct RedisGrant {
 }
 
 pub(super) fn peer(config: &Config) -> Peer {
-    let addresses: Vec<_> = config.nodes.iter().map(Node::address).collect();
+    let addresses: Vec<_> = config.nodes.iter().map(ToString::to_string).collect();
     Peer::new(RedisBackend::NAME, addresses.join(", "))
 }
 
@@ -125,10 +125,9 @@ impl Backend for RedisBackend {
             return Err(lost.connect_error());
         }
         let longest = keep_alive_timeout(self.shared.client.shortest_ttl(), CALL_TIMEOUT);
-        let no_answer = |_| ConnectError::no_answer(longest);
         let (sender, pushes) = mpsc::unbounded_channel();
-        let mut dialed = timeout(longest, self.shared.dialer.dial(sender)).await.map_err(no_answer)??;
-        let closed = ConnectError::transient("the connection was closed").at(&dialed.peer);
+        let mut dialed = within(longest, self.shared.dialer.dial(sender)).await?;
+        let closed = ConnectError::closed().at(&dialed.peer);
         let connection = Rc::new(Connection::new(
             dialed.redis,
             dialed.peer,
@@ -137,26 +136,25 @@ impl Backend for RedisBackend {
         ));
         tokio::select! {
             () = &mut dialed.driver => return Err(closed),
-            attached = timeout(longest, self.shared.attach(&connection)) => attached.map_err(no_answer)??,
+            attached = within(longest, self.shared.attach(&connection)) => attached?,
         }
         let (shared, driven) = (self.shared.clone(), connection.clone());
         let driver = Box::pin(async move {
             let error = tokio::select! {
                 biased;
                 () = &mut dialed.driver => closed,
-                error = driven.broken() => error,
+                error = driven.given_up.wait() => error,
                 never = shared.receive_pushes(pushes) => match never {},
                 never = shared.poll_loop(&driven) => match never {},
             };
-            driven.break_off(error.clone());
-            error
+            driven.given_up.note(error)
         });
         Ok(Connected { connection, orphans: Vec::new(), driver })
     }
 
     async fn open_session(&self, connection: &Rc<Connection>, ttl: Ttl, label: &Label) -> Result<SessionId, Failure> {
-        wire::check_least(Limit::TtlMinMs, ttl.as_ms())?;
-        wire::check_most(Limit::TtlMaxMs, ttl.as_ms())?;
+        check_least(Limit::TtlMinMs, ttl.as_ms())?;
+        check_most(Limit::TtlMaxMs, ttl.as_ms())?;
         wire::check_label(label)?;
         let run_id = self.shared.namespace.run_id.borrow().clone();
         match self
@@ -169,13 +167,8 @@ impl Backend for RedisBackend {
         }
     }
 
-    async fn keep_alive(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        timeout: Duration,
-    ) -> Result<(), Failure> {
-        let request = Request::new("alive").arg(session.get());
+    async fn keep_alive(&self, connection: &Rc<Connection>, id: SessionId, timeout: Duration) -> Result<(), Failure> {
+        let request = Request::new("alive").arg(id.get());
         done(connection, &self.shared.request_within(connection, &request, timeout).await?)
     }
 
@@ -208,12 +201,8 @@ impl Backend for RedisBackend {
         }
     }
 
-    async fn cancel(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        number: RequestNo,
-    ) -> Result<CancelReply<RedisGrant>, Failure> {
+    async fn cancel(&self, connection: &Rc<Connection>, wait: WaitKey) -> Result<CancelReply<RedisGrant>, Failure> {
+        let (session, number) = wait;
         let (lock, was_never_retried) =
             self.shared.numbers(session, |numbers| (numbers.lock(number), numbers.was_never_retried(number)));
         let request = Request::new("cancel").arg(session.get()).arg(number.get()).locks(&lock);
@@ -229,21 +218,19 @@ impl Backend for RedisBackend {
     async fn release(
         &self,
         connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
+        held: &Held,
         grant: Option<&RedisGrant>,
     ) -> Result<(), Failure> {
+        let Held { session, lock, token } = held;
         // Noted before it is sent: a close that overtakes the reply names this lock too.
-        let lowest = self.shared.numbers(session, |numbers| {
+        let lowest = self.shared.numbers(*session, |numbers| {
             numbers.note_release(lock, false);
             numbers.lowest_repeatable()
         });
-        let request =
-            Request::release(session, lowest, lock, token, grant.is_some_and(|grant| grant.was_never_retried));
+        let request = Request::release(held, lowest, grant.is_some_and(|grant| grant.was_never_retried));
         let reply = self.shared.request(connection, request).await;
         let is_certain = !reply.as_ref().is_err_and(Failure::may_have_taken_effect);
-        self.shared.numbers(session, |numbers| numbers.note_release(lock, is_certain));
+        self.shared.numbers(*session, |numbers| numbers.note_release(lock, is_certain));
         match reply {
             Err(Failure::Refused(Refusal::OtherSession { .. })) if grant.is_some() => {
                 Err(self.shared.data_lost(connection, DataLost::Taken { token: token.get() }).into())
@@ -252,27 +239,15 @@ impl Backend for RedisBackend {
         }
     }
 
-    async fn publish(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        value: &Published,
-    ) -> Result<(), Failure> {
+    async fn publish(&self, connection: &Rc<Connection>, held: &Held, value: &Published) -> Result<(), Failure> {
         wire::check_value(value)?;
+        let Held { session, lock, token } = held;
         let request = Request::new("publish").arg(session.get()).arg(lock.as_str()).arg(token.get());
         done(connection, &self.shared.request(connection, request.arg(value.as_bytes())).await?)
     }
 
-    async fn force_release(
-        &self,
-        connection: &Rc<Connection>,
-        lock: &LockName,
-        only: Option<Token>,
-        by: &Label,
-        reason: &Label,
-    ) -> Result<Forced, Failure> {
+    async fn force_release(&self, connection: &Rc<Connection>, force: &ForceRelease) -> Result<Forced, Failure> {
+        let ForceRelease { lock, only, by, reason } = force;
         wire::check_label(by)?;
         wire::check_label(reason)?;
         let only = only.map(|token| token.get().to_string()).unwrap_or_default();

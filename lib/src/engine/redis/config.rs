@@ -1,23 +1,36 @@
-//! What a `redis:` or `rediss:` URL says.
+//! The configuration, and the `redis:` and `rediss:` URLs that give it.
 
-use std::env;
 use std::time::Duration;
 
-use super::url::{Parts, Secret, decoded, split_secret};
-use super::{BadAddress, Identity, Tls};
-use crate::engine::{Failure, Unavailable};
+use crate::engine::Failure;
+use crate::engine::remote::{Address, BadUrl, Secret, Tls, TlsOptions, Url, UrlForm};
 
-/// Where the secret is that a URL does not say.
-const SECRET_VARIABLE: &str = "PALISADE_SECRET";
+const PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
 const NAMESPACE: &str = "palisade";
 /// How long replicas have to confirm a grant, unless the URL says otherwise.
 const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Which Redis, and how it is used. No secret shows in its `Debug` form.
+pub(crate) const URL: UrlForm = UrlForm {
+    store: "Redis",
+    example: "redis://user@host:6379/0?namespace=NAME, or with TLS rediss://user@host:6379",
+    options: "namespace=NAME sentinel=NAME cluster replicas=N replica_timeout=MILLISECONDS ca=FILE cert=FILE key=FILE",
+};
+
+pub(super) const TLS: TlsOptions = TlsOptions {
+    ca: "ca",
+    cert: "cert",
+    key: "key",
+    wrong_name: "use a name in the certificate",
+    not_encrypted: "if that is intended, use redis:// instead of rediss://",
+    encrypted: "use rediss:// instead of redis://",
+};
+
+/// A Redis, and how it is used. Its `Debug` form shows no secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// The server; or some of the Sentinels, or of the nodes of a cluster.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<Address>,
     /// How the server is found.
     pub topology: Topology,
     /// The user; without it, the default user.
@@ -26,61 +39,44 @@ pub struct Config {
     pub secret: Option<Secret>,
     /// The number of the database.
     pub database: u32,
-    /// How lines are encrypted, if they are.
+    /// The settings of encrypted connections. The files are read for every connection.
     pub tls: Option<Tls>,
-    /// Whose clients meet on the same locks. All keys of one namespace begin with `palisade:{namespace}`.
+    /// The clients of one namespace share locks. All its keys begin with `palisade:{namespace}`.
     pub namespace: String,
     /// Which replicas must have a grant before it is handed out.
     pub replicas: Option<Replicas>,
 }
 
-/// A server that can be called.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
-    /// The host's name or address; one of version 6 without its brackets.
-    pub host: String,
-    /// The port.
-    pub port: u16,
-}
-
-impl Node {
-    /// As people write it.
-    pub(super) fn address(&self) -> String {
-        let Node { host, port } = self;
-        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
-    }
-}
-
 /// How the server is found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Topology {
-    /// Nobody: it is called as it stands there.
+    /// It is the one in the URL.
     Alone,
-    /// Sentinels, who know the primary of this name.
+    /// Sentinels know the primary of this name.
     Sentinel(String),
-    /// The nodes of a cluster, each of which knows where a namespace is.
+    /// Each node of a cluster knows which one has the namespace.
     Cluster,
 }
 
 /// How many replicas must have a grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Replicas {
-    /// So many.
+    /// Their number.
     pub count: u32,
-    /// How long they have for it.
+    /// How long they have to confirm it.
     pub timeout: Duration,
 }
 
 impl Config {
-    /// From what follows `redis:` in a URL:
+    /// Parses the part of a URL after `redis:`:
     /// `//[[user]:[secret]@]host[:port][,host[:port]…][/database][?option=value&…]`, with the options `namespace=NAME`,
-    /// `sentinel=NAME`, `cluster`, `replicas=N` and `replica_timeout=MILLISECONDS`. In user and secret any character can
-    /// stand in its percent-encoded form, and `/ ? # %` must. The secret of a login that says none is taken from the
+    /// `sentinel=NAME`, `cluster`, `replicas=N` and `replica_timeout=MILLISECONDS`. In user and secret any character can be
+    /// percent-encoded, and `/ ? # %` must be. The secret of a login without one is taken from the
     /// environment variable `PALISADE_SECRET`.
     ///
     /// # Errors
     ///
-    /// [`Unavailable`], with a [`BadAddress`] as its source, for anything else.
+    /// [`Unavailable`](crate::engine::Unavailable), with a [`BadUrl`] as its source, for anything else.
     ///
     /// ```
     /// use palisade::engine::redis::{Config, Topology};
@@ -93,11 +89,11 @@ impl Config {
     /// # Ok::<(), palisade::engine::Failure>(())
     /// ```
     pub fn parse(rest: &str) -> Result<Config, Failure> {
-        Config::read(rest, false).map_err(|bad| no_redis("redis", rest, bad))
+        URL.parse("redis", rest, |url| Config::read(url, false))
     }
 
-    /// From what follows `rediss:` in a URL, for encrypted lines: as [`Config::parse`], and with the options `ca=FILE`
-    /// and `cert=FILE` with `key=FILE`, which are the fields of [`Tls`].
+    /// Parses the part of a URL after `rediss:`, for encrypted connections: as [`Config::parse`], and with the options
+    /// `ca=FILE` and `cert=FILE` with `key=FILE`, which are fields of [`Tls`].
     ///
     /// # Errors
     ///
@@ -111,93 +107,64 @@ impl Config {
     /// # Ok::<(), palisade::engine::Failure>(())
     /// ```
     pub fn parse_encrypted(rest: &str) -> Result<Config, Failure> {
-        Config::read(rest, true).map_err(|bad| no_redis("rediss", rest, bad))
+        URL.parse("rediss", rest, |url| Config::read(url, true))
     }
 
-    fn read(rest: &str, is_encrypted: bool) -> Result<Config, BadAddress> {
-        let parts = Parts::of(rest)?;
-        let tls = tls(&parts)?;
-        if !is_encrypted && tls != Tls::default() {
-            return Err(BadAddress::NotEncrypted);
-        }
-        let topology = match (parts.option("sentinel")?, parts.option("cluster")?) {
-            (None, None) => Topology::Alone,
-            (Some(name), None) => Topology::Sentinel(name),
-            (None, Some(_)) => Topology::Cluster,
-            (Some(_), Some(_)) => return Err(BadAddress::BadOption),
+    fn read(url: &Url<'_>, is_encrypted: bool) -> Result<Config, BadUrl> {
+        let tls = Tls::read_if(url, &TLS, is_encrypted)?;
+        let (topology, port) = match (url.option("sentinel")?, url.option("cluster")?) {
+            (None, None) => (Topology::Alone, PORT),
+            (Some(name), None) => (Topology::Sentinel(name), SENTINEL_PORT),
+            (None, Some(_)) => (Topology::Cluster, PORT),
+            (Some(_), Some(_)) => return Err(invalid("sentinel and cluster exclude each other")),
         };
-        if topology == Topology::Alone && parts.nodes.len() > 1 {
-            return Err(BadAddress::Several);
+        let nodes = url.addresses(Some(port))?;
+        if topology == Topology::Alone && nodes.len() > 1 {
+            return Err(invalid(
+                "several hosts are Sentinels or nodes of a cluster: redis://a,b,c/?sentinel=NAME or \
+                 redis://a,b,c/?cluster; independent servers are redlock://a,b,c",
+            ));
         }
-        let database = match parts.database {
-            "" => 0,
-            number => number.parse().map_err(|_| BadAddress::NoDatabase)?,
+        let database = match url.path {
+            "" => Some(0),
+            number => number.parse().ok().filter(|number| topology != Topology::Cluster || *number == 0),
         };
-        if topology == Topology::Cluster && database != 0 {
-            return Err(BadAddress::NoDatabase);
-        }
-        let (user, secret) = login(&parts)?;
-        let nodes = parts.nodes.iter().map(|(host, port)| Node { host: (*host).to_owned(), port: *port });
-        Ok(Config {
-            nodes: nodes.collect(),
-            topology,
-            user,
-            secret,
-            database,
-            tls: is_encrypted.then_some(tls),
-            namespace: namespace(&parts)?,
-            replicas: replicas(&parts)?,
-        })
+        let database =
+            database.ok_or_else(|| invalid("its path is the number of a database, which is 0 in a cluster"))?;
+        let (user, secret) = match url.login()? {
+            Some((user, secret)) => (user, secret.or_else(|| Secret::in_environment(&[])).map(Secret::Text)),
+            None => (None, None),
+        };
+        let (namespace, replicas) = (namespace(url)?, replicas(url)?);
+        Ok(Config { nodes, topology, user, secret, database, tls, namespace, replicas })
     }
 
-    /// The key of everything that is kept; in a cluster, the braces decide where it is.
+    /// The key of all data. In a cluster, the part in braces decides which node has it.
     pub(super) fn key(&self) -> String {
         format!("palisade:{{{}}}:locks", self.namespace)
     }
 }
 
-fn no_redis(scheme: &str, rest: &str, bad: BadAddress) -> Failure {
-    let shown = split_secret(rest).0;
-    Unavailable::new(format!("'{scheme}:{}' names no Redis: {bad}", shown.escape_debug()))
-        .because(bad)
-        .without_effect()
-        .permanent()
-        .into()
+fn invalid(why: &str) -> BadUrl {
+    BadUrl::Invalid(why.to_owned())
 }
 
-fn tls(parts: &Parts<'_>) -> Result<Tls, BadAddress> {
-    let identity = match (parts.option("cert")?, parts.option("key")?) {
-        (None, None) => None,
-        (Some(certificate), Some(key)) => Some(Identity { certificate: certificate.into(), key: key.into() }),
-        _ => return Err(BadAddress::HalfIdentity),
-    };
-    Ok(Tls { ca: parts.option("ca")?.map(Into::into), identity })
+fn namespace(url: &Url<'_>) -> Result<String, BadUrl> {
+    let name = url.option("namespace")?.unwrap_or_else(|| NAMESPACE.to_owned());
+    match name.len() <= 100 && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
+        true => Ok(name),
+        false => Err(invalid("a namespace has at most 100 letters, digits, '-', '_' and '.'")),
+    }
 }
 
-fn login(parts: &Parts<'_>) -> Result<(Option<String>, Option<Secret>), BadAddress> {
-    let Some(login) = parts.login else { return Ok((None, None)) };
-    let user = login.user.map(decoded).transpose()?;
-    let secret = match login.secret.map(decoded).transpose()? {
-        Some(secret) => Some(secret),
-        None => env::var(SECRET_VARIABLE).ok().filter(|secret| !secret.is_empty()),
-    };
-    Ok((user, secret.map(Secret)))
-}
-
-fn namespace(parts: &Parts<'_>) -> Result<String, BadAddress> {
-    let name = parts.option("namespace")?.unwrap_or_else(|| NAMESPACE.to_owned());
-    let is_fit = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if name.len() > 100 || !name.chars().all(is_fit) { Err(BadAddress::BadNamespace) } else { Ok(name) }
-}
-
-fn replicas(parts: &Parts<'_>) -> Result<Option<Replicas>, BadAddress> {
-    let number = |name| -> Result<Option<u32>, BadAddress> {
-        let text = parts.option(name)?;
-        text.map(|text| text.parse().ok().filter(|n| *n > 0).ok_or(BadAddress::BadOption)).transpose()
+fn replicas(url: &Url<'_>) -> Result<Option<Replicas>, BadUrl> {
+    let number = |name| -> Result<Option<u32>, BadUrl> {
+        let bad = || invalid(&format!("{name} is a number from 1 on"));
+        url.option(name)?.map(|text| text.parse().ok().filter(|n| *n > 0).ok_or_else(bad)).transpose()
     };
     match (number("replicas")?, number("replica_timeout")?) {
         (None, None) => Ok(None),
-        (None, Some(_)) => Err(BadAddress::BadOption),
+        (None, Some(_)) => Err(invalid("replica_timeout needs replicas")),
         (Some(count), timeout) => {
             let timeout = timeout.map_or(REPLICA_TIMEOUT, |ms| Duration::from_millis(ms.into()));
             Ok(Some(Replicas { count, timeout }))
@@ -208,57 +175,56 @@ fn replicas(parts: &Parts<'_>) -> Result<Option<Replicas>, BadAddress> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::remote::Identity;
 
     #[test]
-    fn every_form_that_is_not_an_address_is_refused_with_what_is_accepted() {
-        let cases = [
-            ("", BadAddress::NoHost),
-            ("host:6379", BadAddress::NoHost),
-            ("//", BadAddress::NoHost),
-            ("//:6379", BadAddress::NoHost),
-            ("//host:0", BadAddress::NoPort),
-            ("//host:70000", BadAddress::NoPort),
-            ("//::1:6379", BadAddress::NoHost),
-            ("//1::1:6379", BadAddress::NoBrackets),
-            ("//[::1:6379", BadAddress::NoBrackets),
-            ("//one:1,two:2", BadAddress::Several),
-            ("//one:1,/?cluster", BadAddress::NoHost),
-            ("//host/one", BadAddress::NoDatabase),
-            ("//host/1?cluster", BadAddress::NoDatabase),
-            ("//host?cluster&sentinel=a", BadAddress::BadOption),
-            ("//host?cluster=yes", BadAddress::BadOption),
-            ("//ho st", BadAddress::Unknown { found: ' ' }),
-            ("//me:xy/zzy@host", BadAddress::Unknown { found: '/' }),
-            ("//me:%ff@host", BadAddress::NotText),
-            ("//host?password=xyzzy", BadAddress::UnknownOption),
-            ("//host?namespace", BadAddress::BadOption),
-            ("//host?namespace={a}", BadAddress::BadNamespace),
-            ("//host?namespace=a&namespace=b", BadAddress::BadOption),
-            ("//host?replicas=0", BadAddress::BadOption),
-            ("//host?replica_timeout=5", BadAddress::BadOption),
-            ("//host?ca=a", BadAddress::NotEncrypted),
-            ("//host?cert=a", BadAddress::HalfIdentity),
-        ];
-        for (rest, bad) in cases {
-            assert_eq!(Config::read(rest, false), Err(bad), "{rest:?}");
+    fn an_invalid_url_is_refused_with_the_accepted_form() {
+        for (rest, part) in [
+            ("", "host"),
+            ("host:6379", "host"),
+            ("//", "host"),
+            ("//:6379", "host"),
+            ("//host:0", "port"),
+            ("//host:70000", "port"),
+            ("//::1:6379", "brackets"),
+            ("//1::1:6379", "brackets"),
+            ("//[::1:6379", "brackets"),
+            ("//one:1,two:2", "several hosts"),
+            ("//one:1,/?cluster", "host"),
+            ("//host/one", "database"),
+            ("//host/1?cluster", "database"),
+            ("//host?cluster&sentinel=a", "exclude"),
+            ("//host?cluster=yes", "cluster"),
+            ("//ho st", "' '"),
+            ("//me:xy/zzy@host", "'/'"),
+            ("//me:%ff@host", "UTF-8"),
+            ("//host?password=xyzzy", "unknown"),
+            ("//host?namespace", "one value"),
+            ("//host?namespace={a}", "at most 100 letters"),
+            ("//host?namespace=a&namespace=b", "namespace"),
+            ("//host?replicas=0", "replicas"),
+            ("//host?replica_timeout=5", "replica_timeout"),
+            ("//host?ca=a", "encrypted"),
+            ("//host?cert=a", "go together"),
+        ] {
             let Err(Failure::Unavailable(error)) = Config::parse(rest) else { panic!("{rest:?} was accepted") };
-            assert!(error.what.contains("redis://") && !error.what.contains("xyzzy"), "{}", error.what);
-            assert!(!error.is_retryable && !error.may_have_taken_effect);
+            assert!(error.what.contains(part) && error.what.contains("redis://"), "{rest:?}: {}", error.what);
+            assert!(!error.what.contains("zzy") && !error.is_retryable && !error.may_have_taken_effect);
         }
     }
 
     #[test]
-    fn all_that_a_url_can_say_is_understood() {
-        let url = "//c%40i:xy%2Fzzy@host:1/3?ca=/a%20b&cert=c&key=k&namespace=shop&replicas=2&replica_timeout=50";
-        let config = Config::read(url, true).expect("a URL");
+    fn all_options_are_read() {
+        let rest = "//c%40i:xy%2Fzzy@host:1/3?ca=/a%20b&cert=c&key=k&namespace=shop&replicas=2&replica_timeout=50";
+        let config = Config::parse_encrypted(rest).expect("a URL");
         assert_eq!((config.user.as_deref(), config.database), (Some("c@i"), 3));
-        assert_eq!(config.secret, Some(Secret::new("xy/zzy")));
+        assert_eq!(config.secret, Some(Secret::Text("xy/zzy".to_owned())));
         assert!(!format!("{config:?}").contains("zzy"));
         let identity = Some(Identity { certificate: "c".into(), key: "k".into() });
-        assert_eq!(config.tls, Some(Tls { ca: Some("/a b".into()), identity }));
+        assert_eq!(config.tls, Some(Tls { ca: Some("/a b".into()), identity, name: None }));
         assert_eq!(config.replicas, Some(Replicas { count: 2, timeout: Duration::from_millis(50) }));
         assert_eq!(config.key(), "palisade:{shop}:locks");
-        let nodes = Config::read("//a,[::1]:2/?cluster", false).expect("a URL").nodes;
-        assert_eq!(nodes.iter().map(Node::address).collect::<Vec<_>>(), ["a:6379", "[::1]:2"]);
+        let nodes = Config::parse("//a,[::1]:2/?cluster").expect("a URL").nodes;
+        assert_eq!(nodes.iter().map(ToString::to_string).collect::<Vec<_>>(), ["a:6379", "[::1]:2"]);
     }
 }

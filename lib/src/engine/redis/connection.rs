@@ -10,21 +10,18 @@ use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, Cmd, ErrorKind, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, Value,
 };
-use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::spawn_local;
 use tokio::time::timeout;
 
-use super::config::{Config, Node, Topology};
+use super::config::{Config, TLS, Topology};
 use super::error::{CallError, classify};
 use super::fast_path::{FastRequest, PendingRequest, SendQueue, write_batch};
 use super::namespace::NamespaceState;
 use super::wire::{self, Reply, Request, Unexpected};
 use super::{Replicas, scripts};
-use crate::engine::remote::{ConnectError, Peer, RemoteConnection};
+use crate::engine::remote::{Address, ConnectError, GivenUp, Peer, RemoteConnection, connect_tcp, encrypt};
 
 /// A call that takes longer fails and breaks its connection. Redis answers within milliseconds, unless it or the network hangs.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -38,8 +35,7 @@ pub struct Connection {
     pub(super) peer: Peer,
     dialer: Rc<Dialer>,
     namespace: Rc<NamespaceState>,
-    error: RefCell<Option<ConnectError>>,
-    broke: Notify,
+    pub(super) given_up: GivenUp,
     fast_requests: SendQueue,
     /// Cleared when the server refuses functions to this user.
     has_functions: Cell<bool>,
@@ -52,25 +48,8 @@ impl Connection {
         dialer: Rc<Dialer>,
         namespace: Rc<NamespaceState>,
     ) -> Connection {
-        let (error, broke, fast_requests) = (RefCell::default(), Notify::new(), SendQueue::default());
-        Connection { redis, peer, dialer, namespace, error, broke, fast_requests, has_functions: Cell::new(true) }
-    }
-
-    /// Waits until the connection is broken; returns why.
-    pub(super) async fn broken(&self) -> ConnectError {
-        loop {
-            let broke = self.broke.notified();
-            if let Some(error) = self.error.borrow().clone() {
-                return error;
-            }
-            broke.await;
-        }
-    }
-
-    /// Marks the connection as broken. Only the first error counts.
-    pub(super) fn break_off(&self, error: ConnectError) {
-        self.error.borrow_mut().get_or_insert(error);
-        self.broke.notify_waiters();
+        let (given_up, fast_requests) = (GivenUp::default(), SendQueue::default());
+        Connection { redis, peer, dialer, namespace, given_up, fast_requests, has_functions: Cell::new(true) }
     }
 
     /// Sends a request to the Lua code. Lost data, a refusal and an ended session are replies here.
@@ -218,7 +197,7 @@ impl Connection {
     /// Breaks the connection after a call whose outcome is unknown.
     fn unanswered(&self, error: ConnectError) -> CallError {
         let error = error.at(&self.peer);
-        self.break_off(error.clone());
+        self.given_up.note(error.clone());
         CallError { error, may_have_taken_effect: true }
     }
 
@@ -231,7 +210,7 @@ impl Connection {
         };
         let error = classified.at(&self.peer);
         if matches!(code.as_deref(), None | Some("READONLY" | "MASTERDOWN" | "MOVED")) {
-            self.break_off(error.clone());
+            self.given_up.note(error.clone());
         }
         CallError { error, may_have_taken_effect: code.is_none() }
     }
@@ -239,7 +218,7 @@ impl Connection {
 
 impl RemoteConnection for Connection {
     fn is_broken(&self) -> bool {
-        self.error.borrow().is_some()
+        self.given_up.is_noted()
     }
 }
 
@@ -271,7 +250,7 @@ impl Dialed {
 pub(super) struct Dialer {
     pub(super) config: Config,
     /// The node of a cluster that has the namespace, according to a redirection.
-    home: RefCell<Option<Node>>,
+    home: RefCell<Option<Address>>,
     /// How many times a node of the URL was dialed, to try them in turn.
     dials: Cell<usize>,
 }
@@ -292,7 +271,7 @@ impl Dialer {
         }
         let node = to.rsplit_once(':').and_then(|(host, port)| {
             let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-            Some(Node { host, port: port.parse().ok()? })
+            Some(Address { host, port: port.parse().ok()? })
         });
         self.home.replace(node);
         ConnectError::redirected(format!("it redirects this namespace to {to}"))
@@ -340,8 +319,8 @@ impl Dialer {
                 // The Sentinel may not know of a failover yet.
                 Ok(mut dialed) => match dialed.role().await {
                     Ok(role) if role == "master" => return Ok(dialed),
-                    Ok(role) => why = format!("{} is a {role}", primary.address()),
-                    Err(error) => why = format!("{}: {error}", primary.address()),
+                    Ok(role) => why = format!("{primary} is a {role}"),
+                    Err(error) => why = format!("{primary}: {error}"),
                 },
                 Err(error) if error.is_permanent() => return Err(error),
                 Err(error) => why = error.to_string(),
@@ -351,8 +330,8 @@ impl Dialer {
         Err(ConnectError::transient(format!("no Sentinel knows a reachable primary named '{name}': {why}")))
     }
 
-    async fn ask_sentinel(&self, sentinel: &Node, name: &str) -> Result<Node, String> {
-        let address = sentinel.address();
+    async fn ask_sentinel(&self, sentinel: &Address, name: &str) -> Result<Address, String> {
+        let address = sentinel.to_string();
         let failed = |error: RedisError| format!("{address}: {error}");
         let stream = self.stream(sentinel).await.map_err(|error| format!("{address}: {error}"))?;
         // The URL's user and database are those of the primary.
@@ -367,13 +346,13 @@ impl Dialer {
                 [host, port] => Some((wire::text(host).ok(), wire::number(port).ok())),
                 _ => None,
             }
-            .and_then(|(host, port)| Some(Node { host: host?, port: port? }))
+            .and_then(|(host, port)| Some(Address { host: host?, port: port? }))
             .ok_or_else(|| format!("{address}: a reply that this build does not understand")),
             _ => Err(format!("{address} does not know it")),
         }
     }
 
-    async fn dial_node(&self, node: &Node, pushes: UnboundedSender<PushInfo>) -> Result<Dialed, ConnectError> {
+    async fn dial_node(&self, node: &Address, pushes: UnboundedSender<PushInfo>) -> Result<Dialed, ConnectError> {
         let peer = peer(node);
         let stream = self.stream(node).await.map_err(|error| error.at(&peer))?;
         let mut info = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
@@ -382,7 +361,7 @@ impl Dialer {
             info = info.set_username(user);
         }
         if let Some(secret) = &self.config.secret {
-            info = info.set_password(&secret.0);
+            info = info.set_password(secret.reveal().map_err(|error| error.connect_error(&TLS))?);
         }
         let config = without_timeouts().set_push_sender(pushes);
         let connected = MultiplexedConnection::new_with_config(&info, stream, config).await;
@@ -390,33 +369,19 @@ impl Dialer {
         Ok(Dialed { redis, driver: Box::pin(driver), peer })
     }
 
-    async fn stream(&self, node: &Node) -> Result<Box<dyn Stream>, ConnectError> {
-        let unreached = |error: std::io::Error| ConnectError::transient(format!("cannot be reached: {error}"));
-        let unencrypted = |why: String| ConnectError::permanent(format!("the connection cannot be encrypted: {why}"));
-        let tls = match &self.config.tls {
-            Some(tls) => {
-                let name = ServerName::try_from(node.host.clone()).map_err(|error| unencrypted(error.to_string()))?;
-                Some((tls.load().map_err(unencrypted)?, name))
-            }
-            None => None,
-        };
-        let stream = TcpStream::connect((node.host.as_str(), node.port)).await.map_err(unreached)?;
-        stream.set_nodelay(true).map_err(unreached)?;
-        match tls {
-            None => Ok(Box::new(stream)),
-            Some((connector, name)) => match connector.connect(name, stream).await {
-                Ok(stream) => Ok(Box::new(stream)),
-                Err(error) if error.get_ref().is_some_and(|source| source.is::<rustls::Error>()) => {
-                    Err(unencrypted(error.to_string()))
-                }
-                Err(error) => Err(unreached(error)),
-            },
-        }
+    async fn stream(&self, node: &Address) -> Result<Box<dyn Stream>, ConnectError> {
+        let files = self.config.tls.as_ref().map(|tls| tls.load().map_err(|error| error.connect_error(&TLS)));
+        let files = files.transpose()?;
+        let stream = connect_tcp(&node.host, node.port).await?;
+        Ok(match files {
+            None => Box::new(stream),
+            Some(files) => Box::new(encrypt(stream, files, &node.host, &TLS).await?),
+        })
     }
 }
 
-fn peer(node: &Node) -> Peer {
-    Peer::new("Redis", node.address())
+fn peer(node: &Address) -> Peer {
+    Peer::new("Redis", node.to_string())
 }
 
 /// Each call has its own time-out.

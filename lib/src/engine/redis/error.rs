@@ -6,57 +6,6 @@ use thiserror::Error;
 use crate::engine::Failure;
 use crate::engine::remote::{ConnectError, Peer};
 
-/// Why a URL does not name a Redis.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum BadAddress {
-    /// It names no host.
-    #[error("it has no host; it looks like redis://user:password@host:6379/0")]
-    NoHost,
-    /// The port is not a number from 1 to 65535.
-    #[error("its port is not a number from 1 to 65535; it looks like redis://host:6379")]
-    NoPort,
-    /// An IPv6 address without brackets.
-    #[error("an IPv6 address needs brackets: redis://[::1]:6379")]
-    NoBrackets,
-    /// Several servers that are neither Sentinels nor a cluster.
-    #[error(
-        "several hosts are Sentinels or nodes of a cluster: redis://a,b,c/?sentinel=NAME or redis://a,b,c/?cluster; \
-         independent servers are redlock://a,b,c"
-    )]
-    Several,
-    /// The database is not a number, or is not 0 in a cluster.
-    #[error("its path is the number of a database, which is 0 in a cluster: redis://host:6379/0")]
-    NoDatabase,
-    /// A character that must be percent-encoded.
-    #[error("'{}' must be percent-encoded: redis://user:p%2Fw@host:6379", .found.escape_debug())]
-    Unknown {
-        /// The character.
-        found: char,
-    },
-    /// A percent-encoded part is not UTF-8.
-    #[error("a percent-encoded part is not UTF-8; it looks like redis://user:password@host:6379/0")]
-    NotText,
-    /// An unknown option.
-    #[error(
-        "the options are namespace, sentinel, cluster, replicas, replica_timeout, and for rediss://, ca, cert, \
-         key; as in redis://host:6379?namespace=shop"
-    )]
-    UnknownOption,
-    /// An option without a valid value, given twice, or in conflict with another one.
-    #[error("each option is given once, with a valid value, as in redis://host?namespace=shop&replicas=1")]
-    BadOption,
-    /// A namespace with other characters, or too long.
-    #[error("a namespace has at most 100 letters, digits, '-', '_' and '.': redis://host?namespace=shop")]
-    BadNamespace,
-    /// A certificate without a key, or a key without a certificate.
-    #[error("a certificate and its key belong together: rediss://host?cert=FILE&key=FILE, not redis://")]
-    HalfIdentity,
-    /// Files for encryption in a URL without encryption.
-    #[error("ca, cert and key need an encrypted connection: rediss:// instead of redis://")]
-    NotEncrypted,
-}
-
 /// Redis has lost locks: other clients may hold the locks that this client held, and tokens may have gone back. A client that
 /// has seen this fails all later calls; connect again to continue.
 ///

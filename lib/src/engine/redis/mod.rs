@@ -11,15 +11,11 @@ mod namespace;
 mod numbers;
 mod scripts;
 mod survey;
-mod tls;
-mod url;
 mod wire;
 
 pub use backend::{Redis, RedisBackend};
-pub use config::{Config, Node, Replicas, Topology};
-pub use error::{BadAddress, DataLost};
+pub(crate) use config::URL;
+pub use config::{Config, Replicas, Topology};
+pub use error::DataLost;
 pub use scripts::functions;
 pub use survey::{Survey, check, survey};
-pub use tls::{Identity, Tls};
-pub use url::Secret;
-pub(crate) use url::split_secret;

@@ -2,13 +2,12 @@
 
 use redis::Value;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
 
 use super::connection::{CALL_TIMEOUT, Dialed, Dialer};
 use super::error::classify;
 use super::{Config, scripts, wire};
 use crate::engine::Failure;
-use crate::engine::remote::ConnectError;
+use crate::engine::remote::{ConnectError, within};
 
 /// The settings of a Redis server that the engine's promises depend on. `None` for a setting that this user cannot read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -66,12 +65,11 @@ async fn on_server<T>(
 ) -> Result<T, Failure> {
     let (pushes, _receiver) = mpsc::unbounded_channel();
     let dialer = Dialer::new(config.clone());
-    let result = timeout(CALL_TIMEOUT, async {
+    let result = within(CALL_TIMEOUT, async {
         let mut server = dialer.dial(pushes).await?;
         query(&mut server).await.map_err(|error| error.at(&server.peer))
     });
-    let result = result.await.unwrap_or_else(|_| Err(ConnectError::no_answer(CALL_TIMEOUT)));
-    result.map_err(|error| error.at(&super::backend::peer(config)).failure(false))
+    result.await.map_err(|error| error.at(&super::backend::peer(config)).failure(false))
 }
 
 async fn read_settings(server: &mut Dialed) -> Result<Survey, ConnectError> {

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use palisade_core::{
-    Acquire, BadNumber, Delay, Departure, Ending, Event, Force, Kind, Label, Limit, Limits, LockName, LockNames,
-    Mode, Patience, Reentry, Refusal, RequestNo, SessionEnd, SessionId, Ticket, Token, Value as Published,
+    Acquire, BadNumber, Delay, Departure, Ending, Event, Force, Kind, Label, Limit, LockName, LockNames, Mode,
+    Patience, Reentry, Refusal, RequestNo, SessionEnd, SessionId, Ticket, Token, Value as Published,
 };
 use redis::{ToRedisArgs, Value};
 
 use super::fast_path::{FastOperation, FastRequest};
 use super::namespace::NamespaceState;
 use super::{DataLost, RedisBackend};
-use crate::engine::remote::ClientState;
+use crate::engine::remote::{ClientState, Held, check_most};
 use crate::engine::{EndedInfo, HolderInfo, LockInfo, WaiterInfo};
 
 /// The permits of a lock that is not a semaphore. An exclusive holder takes all of them.
@@ -91,16 +91,11 @@ impl Request {
     }
 
     /// `was_never_retried`: the grant's acquire was sent only once, so that no late copy of it can arrive.
-    pub(super) fn release(
-        session: SessionId,
-        lowest: u64,
-        lock: &LockName,
-        token: Token,
-        was_never_retried: bool,
-    ) -> Request {
+    pub(super) fn release(held: &Held, lowest: u64, was_never_retried: bool) -> Request {
+        let Held { session, lock, token } = held;
         if was_never_retried {
-            let operation = FastOperation::Release(token);
-            return Request::Fast(FastRequest { session, lowest_repeatable: lowest, lock: lock.clone(), operation });
+            let (session, lock, operation) = (*session, lock.clone(), FastOperation::Release(*token));
+            return Request::Fast(FastRequest { session, lowest_repeatable: lowest, lock, operation });
         }
         Request::new("release").arg(session.get()).arg(lowest).arg(lock.as_str()).arg(token.get())
     }
@@ -108,16 +103,6 @@ impl Request {
 
 pub(super) fn patience_word(patience: Patience) -> &'static str {
     if patience == Patience::Try { "try" } else { "wait" }
-}
-
-pub(super) fn check_most(limit: Limit, value: u64) -> Result<(), Refusal> {
-    let max = Limits::default().of(limit);
-    if value > max { Err(Refusal::OverLimit { limit, max, value }) } else { Ok(()) }
-}
-
-pub(super) fn check_least(limit: Limit, value: u64) -> Result<(), Refusal> {
-    let min = Limits::default().of(limit);
-    if value < min { Err(Refusal::UnderLimit { limit, min, value }) } else { Ok(()) }
 }
 
 pub(super) fn check_label(label: &Label) -> Result<(), Refusal> {

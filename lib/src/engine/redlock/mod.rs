@@ -14,8 +14,8 @@ mod report;
 mod session;
 mod undo;
 
-pub(crate) use config::split_secret;
-pub use config::{Config, Login, NodeAddress};
+pub use config::Config;
+pub(crate) use config::URL;
 pub use engine::Redlock;
-pub use error::{Absence, Absent, BadUrl, NoMajority, NotIndependent};
+pub use error::{Absence, Absent, NoMajority, NotIndependent};
 pub use report::{Found, NodeReport, examine};

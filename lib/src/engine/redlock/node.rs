@@ -18,6 +18,7 @@ use super::config::Config;
 use super::error::{Absence, Absent};
 use super::report::Facts;
 use crate::BootInstant;
+use crate::engine::remote::printable;
 
 /// The longest time that connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -55,7 +56,8 @@ impl Node {
         let address = &config.nodes[index];
         let mut settings = RedisConnectionInfo::default();
         if let Some(login) = &config.login {
-            settings = settings.set_username(&login.user).set_password(&login.secret);
+            let secret = login.secret.reveal().map_err(|error| Absence::NotLetIn(error.to_string()))?;
+            settings = settings.set_username(&login.user).set_password(secret);
         }
         let target = ConnectionAddr::Tcp(address.host.clone(), address.port);
         let info = target.into_connection_info().map_err(classify)?.set_redis_settings(settings);
@@ -193,7 +195,7 @@ impl State {
 
 /// Classifies an error of the driver.
 pub(super) fn classify(error: RedisError) -> Absence {
-    let text = shown(&error.to_string());
+    let text = printable(&error.to_string());
     match error.code() {
         Some("NOAUTH" | "WRONGPASS" | "NOPERM") => Absence::NotLetIn(text),
         _ if matches!(error.kind(), redis::ErrorKind::AuthenticationFailed) => Absence::NotLetIn(text),
@@ -203,12 +205,6 @@ pub(super) fn classify(error: RedisError) -> Absence {
         _ if error.is_io_error() || error.is_connection_dropped() => Absence::NotReached(text),
         _ => Absence::Refuses(text),
     }
-}
-
-/// Escapes text from a server for a terminal.
-fn shown(text: &str) -> String {
-    let show = |c: char| if c == '\'' || c == '"' { c.to_string() } else { c.escape_debug().to_string() };
-    text.chars().map(show).collect()
 }
 
 #[cfg(test)]

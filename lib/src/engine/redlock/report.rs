@@ -7,9 +7,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::timeout;
 
-use super::config::{Config, NodeAddress};
+use super::config::Config;
 use super::error::Absence;
 use super::node::Node;
+use crate::engine::remote::Address;
 
 /// The time-out of a node that is examined.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -55,7 +56,7 @@ impl Facts {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeReport {
     /// Its address.
-    pub address: NodeAddress,
+    pub address: Address,
     /// Its state, or why there is none.
     pub found: Result<Found, Absence>,
 }

@@ -4,10 +4,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
-use palisade_core::{Acquire, Label, LockName, RequestNo, SessionId, Token, Ttl, Value};
+use palisade_core::{Acquire, Label, LockName, SessionId, Token, Ttl, Value};
 use tokio::sync::mpsc;
 
-use super::{ClientState, ConnectError, Peer};
+use super::{ClientState, ConnectError, Peer, WaitKey};
 use crate::SignedToken;
 use crate::engine::{Failure, Forced, Guarantees, LockInfo, Raised, Watched};
 
@@ -76,47 +76,25 @@ pub trait Backend: Sized + 'static {
     async fn cancel(
         &self,
         connection: &Rc<Self::Connection>,
-        session: SessionId,
-        number: RequestNo,
+        wait: WaitKey,
     ) -> Result<CancelReply<Self::GrantExtra>, Failure>;
 
     /// Releases a grant. `grant` is `None` for a grant that this client does not know.
     async fn release(
         &self,
         connection: &Rc<Self::Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
+        held: &Held,
         grant: Option<&Self::GrantExtra>,
     ) -> Result<(), Failure>;
 
-    async fn publish(
-        &self,
-        connection: &Rc<Self::Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        value: &Value,
-    ) -> Result<(), Failure>;
+    async fn publish(&self, connection: &Rc<Self::Connection>, held: &Held, value: &Value) -> Result<(), Failure>;
 
-    async fn sign(
-        &self,
-        _: &Rc<Self::Connection>,
-        _: SessionId,
-        _: &LockName,
-        _: Token,
-    ) -> Result<SignedToken, Failure> {
+    async fn sign(&self, _: &Rc<Self::Connection>, _: &Held) -> Result<SignedToken, Failure> {
         Err(crate::engine::host::not_signing())
     }
 
-    async fn force_release(
-        &self,
-        connection: &Rc<Self::Connection>,
-        lock: &LockName,
-        only: Option<Token>,
-        by: &Label,
-        reason: &Label,
-    ) -> Result<Forced, Failure>;
+    async fn force_release(&self, connection: &Rc<Self::Connection>, force: &ForceRelease)
+    -> Result<Forced, Failure>;
 
     async fn resize(&self, connection: &Rc<Self::Connection>, lock: &LockName, limit: u32) -> Result<(), Failure>;
 
@@ -157,20 +135,33 @@ pub struct Connected<B: Backend> {
     /// The connection.
     pub connection: Rc<B::Connection>,
     /// Grants at the store that no caller here waits for or holds.
-    pub orphans: Vec<OrphanedGrant>,
+    pub orphans: Vec<Held>,
     /// Receives pushes, and polls for what the store does not push. Ends when the connection breaks, with the reason.
     pub driver: LocalBoxFuture<'static, ConnectError>,
 }
 
-/// A grant of one of this client's sessions that the client state does not have.
+/// A grant of one of this client's sessions.
 #[derive(Debug)]
-pub struct OrphanedGrant {
+pub struct Held {
     /// Its session.
     pub session: SessionId,
     /// One of its locks.
     pub lock: LockName,
     /// Its token.
     pub token: Token,
+}
+
+/// The end of all grants of a lock, or of one.
+#[derive(Debug)]
+pub struct ForceRelease {
+    /// The lock.
+    pub lock: LockName,
+    /// The token of the only grant to end.
+    pub only: Option<Token>,
+    /// The user that ends it.
+    pub by: Label,
+    /// The user's reason.
+    pub reason: Label,
 }
 
 /// The reply to an acquire.

@@ -10,7 +10,7 @@ use palisade_core::{Acquire, Ending, Force, Label, LockName, RequestNo, SessionE
 use tokio::sync::{mpsc, oneshot};
 
 use super::watch_lease::WatchLease;
-use super::{Backend, OrphanedGrant};
+use super::{Backend, Held};
 use crate::BootInstant;
 use crate::engine::host::Subscriptions;
 use crate::engine::{Failure, Notice, Opened, Watched};
@@ -227,14 +227,14 @@ impl<B: Backend<GrantExtra = LockName>> ClientState<B> {
         &self,
         session: SessionId,
         at_store: &BTreeMap<Token, (LockName, Option<RequestNo>)>,
-    ) -> Vec<OrphanedGrant> {
+    ) -> Vec<Held> {
         self.end_missing_grants(session, |token| at_store.contains_key(&token));
         let known = self.grants(session, |token, _| token);
         let mut orphans = Vec::new();
         for (token, (lock, number)) in at_store.iter().filter(|(token, _)| !known.contains(token)) {
             match number {
                 Some(number) if self.is_waiting((session, *number)) => self.settle((session, *number), Ok(*token)),
-                _ => orphans.push(OrphanedGrant { session, lock: lock.clone(), token: *token }),
+                _ => orphans.push(Held { session, lock: lock.clone(), token: *token }),
             }
         }
         orphans

@@ -86,6 +86,10 @@ impl ConnectError {
         ConnectError::transient(format!("does not answer; waited {} ms", waited.as_millis()))
     }
 
+    pub(crate) fn closed() -> ConnectError {
+        ConnectError::transient("the connection was closed")
+    }
+
     /// Names the store, unless it is named already.
     pub(crate) fn at(mut self, peer: &Peer) -> ConnectError {
         self.peer.get_or_insert_with(|| peer.clone());
@@ -127,4 +131,9 @@ impl fmt::Display for ConnectError {
             None => f.write_str(&self.what),
         }
     }
+}
+
+/// Escapes text of a store for a terminal.
+pub(crate) fn printable(text: &str) -> String {
+    text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
 }

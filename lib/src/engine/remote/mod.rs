@@ -7,7 +7,14 @@
 mod backend;
 mod client_state;
 mod connect_error;
+mod dial;
+mod limits;
+mod push;
 mod reconnector;
+mod security_error;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
+mod tls;
+mod url;
 mod watch_lease;
 
 use std::rc::Rc;
@@ -27,10 +34,23 @@ use super::{
 };
 use crate::SignedToken;
 
-pub(crate) use backend::{AcquireReply, Backend, CancelReply, Connected, OrphanedGrant, RemoteConnection};
+pub(crate) use backend::{AcquireReply, Backend, CancelReply, Connected, ForceRelease, Held, RemoteConnection};
 pub(crate) use client_state::{ClientState, WaitKey, forced_unseen};
-pub(crate) use connect_error::{ConnectError, Peer};
+pub(crate) use connect_error::{ConnectError, Peer, printable};
+pub(crate) use dial::{GivenUp, connect_tcp, within};
+pub(crate) use limits::{check_least, check_most};
+pub(crate) use push::Push;
 pub(crate) use reconnector::{Reconnector, jittered, keep_alive_timeout};
+pub use security_error::SecurityError;
+pub(crate) use security_error::TlsOptions;
+#[cfg(any(feature = "redis", feature = "service"))]
+pub(crate) use tls::encrypt;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
+pub use tls::{Identity, Tls};
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
+pub(crate) use tls::{TlsModes, stream_error};
+pub use url::{Address, BadUrl, Login, Secret};
+pub(crate) use url::{Url, UrlForm, decoded, is_local};
 
 use reconnector::ConnectionEnd;
 
@@ -141,10 +161,10 @@ impl<B: Backend> Shared<B> {
             Ok(connected) => connected,
             Err(error) => return ConnectionEnd::NotOpened(error),
         };
-        for OrphanedGrant { session, lock, token } in orphans {
+        for orphan in orphans {
             // A crash of the store undid its release, or the reply to its acquire was lost and the caller is gone.
             let (shared, connection) = (self.clone(), connection.clone());
-            spawn_local(async move { drop(shared.backend.release(&connection, session, &lock, token, None).await) });
+            spawn_local(async move { drop(shared.backend.release(&connection, &orphan, None).await) });
         }
         for (key, acquire) in self.client.waits(|acquire, _| acquire.clone()) {
             let (shared, connection) = (self.clone(), connection.clone());
@@ -181,7 +201,7 @@ impl<B: Backend> Shared<B> {
             may_wait_at_store |= failure.may_have_taken_effect();
             if !(failure.is_retryable() && may_wait_at_store) {
                 // An earlier attempt may have queued it.
-                if may_wait_at_store && self.backend.cancel(connection, key.0, key.1).await.is_err() {
+                if may_wait_at_store && self.backend.cancel(connection, key).await.is_err() {
                     // The keeper cancels an acquire that may have taken effect.
                     return self.client.settle(key, Err(failure.possibly_applied()));
                 }
@@ -255,7 +275,7 @@ impl<B: Backend> Engine for Remote<B> {
 
     async fn cancel(&self, session: SessionId, number: RequestNo) -> Result<Cancelled, Failure> {
         let connection = self.shared.connection().await?;
-        match self.shared.backend.cancel(&connection, session, number).await {
+        match self.shared.backend.cancel(&connection, (session, number)).await {
             Ok(CancelReply::Granted(token, grant)) => {
                 self.shared.client.add_grant(session, token, grant);
                 Ok(Cancelled::WasGranted { token })
@@ -270,7 +290,7 @@ impl<B: Backend> Engine for Remote<B> {
         let connection = shared.connection().await?;
         // Forget the grant before sending, so that a push saying it ended is not reported as a loss.
         let grant = shared.client.remove_grant(session, token);
-        match shared.backend.release(&connection, session, &lock, token, grant.as_ref()).await {
+        match shared.backend.release(&connection, &Held { session, lock, token }, grant.as_ref()).await {
             Ok(()) => Ok(Released::Now),
             Err(Failure::Refused(Refusal::NotHeld { .. })) => Ok(Released::Before),
             Err(Failure::SessionEnded) => {
@@ -290,12 +310,12 @@ impl<B: Backend> Engine for Remote<B> {
 
     async fn publish(&self, session: SessionId, lock: LockName, token: Token, value: Value) -> Result<(), Failure> {
         let connection = self.shared.connection().await?;
-        self.shared.backend.publish(&connection, session, &lock, token, &value).await
+        self.shared.backend.publish(&connection, &Held { session, lock, token }, &value).await
     }
 
     async fn sign(&self, session: SessionId, lock: LockName, token: Token) -> Result<SignedToken, Failure> {
         let connection = self.shared.connection().await?;
-        self.shared.backend.sign(&connection, session, &lock, token).await
+        self.shared.backend.sign(&connection, &Held { session, lock, token }).await
     }
 
     async fn force_release(
@@ -306,7 +326,7 @@ impl<B: Backend> Engine for Remote<B> {
         reason: Label,
     ) -> Result<Forced, Failure> {
         let connection = self.shared.connection().await?;
-        self.shared.backend.force_release(&connection, &lock, only, &by, &reason).await
+        self.shared.backend.force_release(&connection, &ForceRelease { lock, only, by, reason }).await
     }
 
     async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure> {

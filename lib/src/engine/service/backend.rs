@@ -5,18 +5,20 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
-use palisade_core::{Acquire, Label, LockName, Refusal, RequestNo, SessionEnd, SessionId, Token, Ttl, Value};
+use palisade_core::{Acquire, Label, LockName, Refusal, SessionEnd, SessionId, Token, Ttl, Value};
 use redis_protocol::resp3::types::BytesFrame;
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
+use super::Config;
+use super::config::TLS;
 use super::connection::{CALL_TIMEOUT, Connection, Dialer};
-use super::error::{ReplyError, Unexpected, printable};
+use super::error::{ReplyError, Unexpected};
 use super::wire::{self, Command, field, items, number, optional, small, text, token};
-use super::{Config, Login};
 use crate::SignedToken;
 use crate::engine::remote::{
-    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, Peer, Remote, keep_alive_timeout,
+    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, ForceRelease, Held, Login, Peer,
+    Remote, WaitKey, keep_alive_timeout, printable, within,
 };
 use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, WakeUp, Watched,
@@ -49,7 +51,11 @@ impl Backend for ServiceBackend {
     const CALL_TIMEOUT: Duration = CALL_TIMEOUT;
 
     fn new(config: Config, client: Rc<ClientState<ServiceBackend>>) -> ServiceBackend {
-        ServiceBackend { peer: Peer::new(Self::NAME, config.address()), dialer: Dialer::new(config), client }
+        ServiceBackend {
+            peer: Peer::new(Self::NAME, config.address.to_string()),
+            dialer: Dialer::new(config),
+            client,
+        }
     }
 
     fn guarantees(&self) -> Guarantees {
@@ -83,17 +89,12 @@ impl Backend for ServiceBackend {
         connection.call(&command, |reply| wire::session(field(reply, "session")?)).await
     }
 
-    async fn keep_alive(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        timeout: Duration,
-    ) -> Result<(), Failure> {
+    async fn keep_alive(&self, connection: &Rc<Connection>, id: SessionId, timeout: Duration) -> Result<(), Failure> {
         let lives = |reply: &BytesFrame| match items(reply)? {
             [ttl] => Ok(number(ttl)? > 0),
             _ => Err(Unexpected::instead_of("one TTL", reply)),
         };
-        match connection.call_within(timeout, &Command::on_session("KEEPALIVE", session), lives).await? {
+        match connection.call_within(timeout, &Command::on_session("KEEPALIVE", id), lives).await? {
             true => Ok(()),
             false => Err(Failure::SessionEnded),
         }
@@ -107,12 +108,8 @@ impl Backend for ServiceBackend {
         connection.acquire(acquire).await
     }
 
-    async fn cancel(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        number: RequestNo,
-    ) -> Result<CancelReply<()>, Failure> {
+    async fn cancel(&self, connection: &Rc<Connection>, wait: WaitKey) -> Result<CancelReply<()>, Failure> {
+        let (session, number) = wait;
         let command = Command::new(&["LOCK", "CANCEL"]).session(session).text("REQ").number(number.get());
         match connection.call(&command, |reply| optional(reply, token)).await {
             Ok(Some(token)) | Err(Failure::Refused(Refusal::AlreadyGranted { token })) => {
@@ -123,48 +120,22 @@ impl Backend for ServiceBackend {
         }
     }
 
-    async fn release(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        _: Option<&()>,
-    ) -> Result<(), Failure> {
-        connection.call(&Command::on_grant("RELEASE", session, lock, token), |_| Ok(())).await
+    async fn release(&self, connection: &Rc<Connection>, held: &Held, _: Option<&()>) -> Result<(), Failure> {
+        connection.call(&Command::on_grant("RELEASE", held), |_| Ok(())).await
     }
 
-    async fn publish(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-        value: &Value,
-    ) -> Result<(), Failure> {
-        let command = Command::on_grant("PUBLISH", session, lock, token).value(value)?;
+    async fn publish(&self, connection: &Rc<Connection>, held: &Held, value: &Value) -> Result<(), Failure> {
+        let command = Command::on_grant("PUBLISH", held).value(value)?;
         connection.call(&command, |_| Ok(())).await
     }
 
-    async fn sign(
-        &self,
-        connection: &Rc<Connection>,
-        session: SessionId,
-        lock: &LockName,
-        token: Token,
-    ) -> Result<SignedToken, Failure> {
-        let command = Command::on_grant("SIGN", session, lock, token);
+    async fn sign(&self, connection: &Rc<Connection>, held: &Held) -> Result<SignedToken, Failure> {
+        let command = Command::on_grant("SIGN", held);
         connection.call(&command, |reply| Ok(SignedToken::new(text(reply)?))).await
     }
 
-    async fn force_release(
-        &self,
-        connection: &Rc<Connection>,
-        lock: &LockName,
-        only: Option<Token>,
-        by: &Label,
-        reason: &Label,
-    ) -> Result<Forced, Failure> {
+    async fn force_release(&self, connection: &Rc<Connection>, force: &ForceRelease) -> Result<Forced, Failure> {
+        let ForceRelease { lock, only, by, reason } = force;
         let mut command = Command::new(&["LOCK", "BREAK", lock.as_str(), "REASON"]).label(reason)?;
         if let Some(token) = only {
             command = command.text("TOKEN").number(token.get());
@@ -246,14 +217,13 @@ impl ServiceBackend {
     async fn try_connect(&self) -> Result<Connected<ServiceBackend>, ConnectError> {
         // If this attempt fails, the sessions must live long enough for another one.
         let limit = keep_alive_timeout(self.client.shortest_ttl(), CALL_TIMEOUT);
-        let no_answer = |_| ConnectError::no_answer(limit);
-        let stream = timeout(limit, self.dialer.dial()).await.map_err(no_answer)??;
+        let stream = within(limit, self.dialer.dial()).await?;
         let connection = Rc::new(Connection::new(self.peer.clone(), self.client.clone()));
         let driven = connection.clone();
         let mut driver: LocalBoxFuture<'static, ConnectError> = Box::pin(async move { driven.drive(stream).await });
         tokio::select! {
             error = &mut driver => return Err(error),
-            attached = timeout(limit, self.attach_all(&connection)) => attached.map_err(no_answer)??,
+            attached = within(limit, self.attach_all(&connection)) => attached?,
         }
         Ok(Connected { connection, orphans: Vec::new(), driver })
     }
@@ -291,7 +261,8 @@ impl ServiceBackend {
         let login = self.dialer.config.login.as_ref();
         let mut hello = Command::new(&["HELLO", "3"]);
         if let Some(Login { user, secret }) = login {
-            hello = hello.text("AUTH").text(user).text(&secret.reveal()?);
+            let secret = secret.reveal().map_err(|error| error.connect_error(&TLS))?;
+            hello = hello.text("AUTH").text(user).text(&secret);
         }
         let hello = connection.request(&hello, CALL_TIMEOUT);
         let detail = connection.request(&Command::new(&["CLIENT", "DETAIL", "ON"]), CALL_TIMEOUT);

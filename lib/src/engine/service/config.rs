@@ -1,42 +1,51 @@
-//! What a `palisade:` or `palisades:` URL says.
+//! The configuration, and the `palisade:` and `palisades:` URLs that give it.
 
-use std::env;
+use crate::engine::Failure;
+use crate::engine::remote::{Address, BadUrl, Login, Secret, Tls, TlsOptions, Url, UrlForm};
 
-use super::url::{Parts, decoded, split_secret};
-use super::{BadAddress, Identity, Login, Secret, Tls};
-use crate::engine::{Failure, Unavailable};
+pub(crate) const URL: UrlForm = UrlForm {
+    store: "service",
+    example: "palisade://host:port, or with TLS and a login palisades://user@host:port?secret_file=FILE",
+    options: "ca=FILE cert=FILE key=FILE name=NAME secret_file=FILE",
+};
 
-/// Where the secret is that a URL does not say.
-const SECRET_VARIABLE: &str = "PALISADE_SECRET";
+pub(super) const TLS: TlsOptions = TlsOptions {
+    ca: "ca",
+    cert: "cert",
+    key: "key",
+    wrong_name: "use a name in the certificate, or pass one with ?name=NAME",
+    not_encrypted: "if that is intended, use palisade:// instead of palisades://",
+    encrypted: "use palisades:// instead of palisade://",
+};
 
-/// Which service, and how it is called. No secret shows in its `Debug` form.
+/// The service, and how to connect to it. Its `Debug` form shows no secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// The host's name or address; one of version 6 without its brackets.
-    pub host: String,
-    /// The port.
-    pub port: u16,
+    /// The service.
+    pub address: Address,
     /// The login. Without it, the client is the user that its certificate names, if any.
     pub login: Option<Login>,
-    /// How the line is encrypted, if it is.
+    /// The settings of an encrypted connection. The files are read for the first connection, and again after an attempt that
+    /// failed permanently.
     pub tls: Option<Tls>,
 }
 
 impl Config {
-    /// From what follows `palisade:` in a URL: `//[user[:secret]@]host:port[?secret_file=FILE]`. In user, secret and
-    /// file any character can stand in its percent-encoded form, and `/ ? # %` must. A user's secret that is not in
+    /// Parses the part of a URL after `palisade:`: `//[user[:secret]@]host:port[?secret_file=FILE]`. In user, secret and
+    /// file any character can be percent-encoded, and `/ ? # %` must be. A user's secret that is not in
     /// the URL is taken from the file, or else from the environment variable `PALISADE_SECRET`.
     ///
     /// # Errors
     ///
-    /// [`Unavailable`], with a [`BadAddress`] as its source, for anything else.
+    /// [`Unavailable`](crate::engine::Unavailable), with a [`BadUrl`] as its source, for anything else.
     ///
     /// ```
-    /// use palisade::engine::service::{Config, Secret};
+    /// use palisade::engine::remote::Secret;
+    /// use palisade::engine::service::Config;
     ///
     /// let config = Config::parse("//locks.example:7420")?;
-    /// assert_eq!((config.host.as_str(), config.port), ("locks.example", 7420));
-    /// assert_eq!(Config::parse("//[::1]:7420")?.host, "::1");
+    /// assert_eq!((config.address.host.as_str(), config.address.port), ("locks.example", 7420));
+    /// assert_eq!(Config::parse("//[::1]:7420")?.address.host, "::1");
     /// assert!(Config::parse("//locks.example").is_err());
     ///
     /// let config = Config::parse("//ci:100%25@locks.example:7420")?;
@@ -44,10 +53,10 @@ impl Config {
     /// # Ok::<(), palisade::engine::Failure>(())
     /// ```
     pub fn parse(rest: &str) -> Result<Config, Failure> {
-        Config::read(rest, false).map_err(|bad| no_service("palisade", rest, bad))
+        URL.parse("palisade", rest, |url| Config::read(url, false))
     }
 
-    /// From what follows `palisades:` in a URL, for an encrypted line: as [`Config::parse`], and with the options
+    /// Parses the part of a URL after `palisades:`, for an encrypted connection: as [`Config::parse`], and with the options
     /// `ca=FILE`, `cert=FILE` with `key=FILE`, and `name=NAME`, which are the fields of [`Tls`].
     ///
     /// # Errors
@@ -62,58 +71,33 @@ impl Config {
     /// # Ok::<(), palisade::engine::Failure>(())
     /// ```
     pub fn parse_encrypted(rest: &str) -> Result<Config, Failure> {
-        Config::read(rest, true).map_err(|bad| no_service("palisades", rest, bad))
+        URL.parse("palisades", rest, |url| Config::read(url, true))
     }
 
-    fn read(rest: &str, is_encrypted: bool) -> Result<Config, BadAddress> {
-        let parts = Parts::of(rest)?;
-        let tls = tls(&parts)?;
-        if !is_encrypted && tls != Tls::default() {
-            return Err(BadAddress::NotEncrypted);
+    fn read(url: &Url<'_>, is_encrypted: bool) -> Result<Config, BadUrl> {
+        let tls = Tls::read_if(url, &TLS, is_encrypted)?;
+        if !url.path.is_empty() {
+            return Err(BadUrl::Unencoded { found: '/' });
         }
-        let login = login(&parts)?;
-        let tls = is_encrypted.then_some(tls);
-        Ok(Config { host: parts.host.to_owned(), port: parts.port, login, tls })
-    }
-
-    /// As people write it.
-    pub(super) fn address(&self) -> String {
-        let Config { host, port, .. } = self;
-        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+        match <[Address; 1]>::try_from(url.addresses(None)?) {
+            Ok([address]) => Ok(Config { address, login: login(url)?, tls }),
+            Err(_) => Err(BadUrl::SeveralHosts),
+        }
     }
 }
 
-fn no_service(scheme: &str, rest: &str, bad: BadAddress) -> Failure {
-    let shown = split_secret(rest).0;
-    Unavailable::new(format!("'{scheme}:{}' names no service: {bad}", shown.escape_debug()))
-        .because(bad)
-        .without_effect()
-        .permanent()
-        .into()
-}
-
-fn tls(parts: &Parts<'_>) -> Result<Tls, BadAddress> {
-    let identity = match (parts.option("cert")?, parts.option("key")?) {
-        (None, None) => None,
-        (Some(certificate), Some(key)) => Some(Identity { certificate: certificate.into(), key: key.into() }),
-        _ => return Err(BadAddress::HalfIdentity),
+fn login(url: &Url<'_>) -> Result<Option<Login>, BadUrl> {
+    let (user, secret, file) = match (url.login()?, url.option("secret_file")?) {
+        (None, None) => return Ok(None),
+        (None, Some(_)) | (Some((None, _)), _) => return Err(BadUrl::NoUser),
+        (Some((Some(user), secret)), file) => (user, secret, file),
     };
-    Ok(Tls { ca: parts.option("ca")?.map(Into::into), identity, name: parts.option("name")? })
-}
-
-fn login(parts: &Parts<'_>) -> Result<Option<Login>, BadAddress> {
-    let file = parts.option("secret_file")?;
-    let Some(user) = parts.user.map(decoded).transpose()? else {
-        return if file.is_some() { Err(BadAddress::NoUser) } else { Ok(None) };
-    };
-    let secret = match (parts.secret.map(decoded).transpose()?, file) {
-        (Some(_), Some(_)) => return Err(BadAddress::TwoSecrets),
-        (Some(secret), None) => Secret::Text(secret),
+    let secret = match (secret, file) {
+        (Some(_), Some(_)) => {
+            return Err(BadUrl::Invalid("it has both a secret and a secret_file; leave one out".to_owned()));
+        }
         (None, Some(file)) => Secret::File(file.into()),
-        (None, None) => match env::var(SECRET_VARIABLE) {
-            Ok(secret) if !secret.is_empty() => Secret::Text(secret),
-            _ => return Err(BadAddress::NoSecret),
-        },
+        (secret, None) => Secret::Text(secret.or_else(|| Secret::in_environment(&[])).ok_or(BadUrl::NoSecret)?),
     };
     Ok(Some(Login { user, secret }))
 }
@@ -121,64 +105,54 @@ fn login(parts: &Parts<'_>) -> Result<Option<Login>, BadAddress> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::remote::Identity;
 
     #[test]
-    fn every_form_that_is_not_an_address_is_refused_with_what_is_accepted() {
-        let cases = [
-            ("", BadAddress::NoHost),
-            ("host:7117", BadAddress::NoHost),
-            ("//", BadAddress::NoPort),
-            ("//:7117", BadAddress::NoHost),
-            ("//host", BadAddress::NoPort),
-            ("//host:", BadAddress::NoPort),
-            ("//host:0", BadAddress::NoPort),
-            ("//host:70000", BadAddress::NoPort),
-            ("//::1:7117", BadAddress::NoBrackets),
-            ("//host:7117/locks", BadAddress::Unknown { found: '/' }),
-            ("//host:7117#a", BadAddress::Unknown { found: '#' }),
-            ("//one:1,two:2", BadAddress::Unknown { found: ',' }),
-            ("//ho st:7117", BadAddress::Unknown { found: ' ' }),
-            ("//h\0st:7117", BadAddress::Unknown { found: '\0' }),
-            ("//@host:7117", BadAddress::NoUser),
-            ("//:xyzzy@host:7117", BadAddress::NoUser),
-            ("//host:7117?secret_file=a", BadAddress::NoUser),
-            ("//me:xyzzy@host:7117?secret_file=a", BadAddress::TwoSecrets),
-            ("//me:xy/zzy@host:7117", BadAddress::Unknown { found: '/' }),
-            ("//me:%ff@host:7117", BadAddress::NotText),
-            ("//host:7117?a=b", BadAddress::UnknownOption),
-            ("//me@host:7117?secret=xyzzy", BadAddress::UnknownOption),
-            ("//host:7117?ca", BadAddress::BadOption),
-            ("//host:7117?ca=a&ca=b", BadAddress::BadOption),
-            ("//host:7117?ca=a", BadAddress::NotEncrypted),
-            ("//host:7117?cert=a", BadAddress::HalfIdentity),
-        ];
-        for (rest, bad) in cases {
-            assert_eq!(Config::read(rest, false), Err(bad), "{rest:?}");
+    fn an_invalid_url_is_refused_with_the_accepted_form() {
+        for (rest, part) in [
+            ("", "host"),
+            ("host:7117", "host"),
+            ("//", "host"),
+            ("//:7117", "host"),
+            ("//host", "port"),
+            ("//host:", "port"),
+            ("//host:0", "port"),
+            ("//host:70000", "port"),
+            ("//::1:7117", "brackets"),
+            ("//host:7117/locks", "'/'"),
+            ("//host:7117#a", "'#'"),
+            ("//one:1,two:2", "several"),
+            ("//ho st:7117", "' '"),
+            ("//h\0st:7117", "'\\0'"),
+            ("//@host:7117", "user"),
+            ("//:xyzzy@host:7117", "user"),
+            ("//host:7117?secret_file=a", "user"),
+            ("//me:xyzzy@host:7117?secret_file=a", "leave one out"),
+            ("//me:xy/zzy@host:7117", "'/'"),
+            ("//me:%ff@host:7117", "UTF-8"),
+            ("//host:7117?a=b", "unknown"),
+            ("//me@host:7117?secret=xyzzy", "unknown"),
+            ("//host:7117?ca", "one value"),
+            ("//host:7117?ca=a&ca=b", "one value"),
+            ("//host:7117?ca=a", "encrypted"),
+            ("//host:7117?cert=a", "go together"),
+        ] {
             let Err(Failure::Unavailable(error)) = Config::parse(rest) else { panic!("{rest:?} was accepted") };
-            assert!(error.what.contains("palisade://") && !error.what.contains("xyzzy"), "{}", error.what);
-            assert!(!error.is_retryable && !error.may_have_taken_effect);
+            assert!(error.what.contains(part) && error.what.contains("palisade://"), "{rest:?}: {}", error.what);
+            assert!(!error.what.contains("zzy") && !error.is_retryable && !error.may_have_taken_effect);
         }
     }
 
     #[test]
-    fn an_address_is_written_as_it_was_read() {
-        let read = |rest: &str| Config::read(rest, false);
-        for address in ["host:1", "127.0.0.1:7117", "[::1]:7117"] {
-            assert_eq!(read(&format!("//{address}")).map(|config| config.address()), Ok(address.to_owned()));
-        }
-        assert_eq!(read("//host:1/"), read("//host:1"));
-    }
-
-    #[test]
-    fn all_that_a_url_can_say_is_understood() {
-        let url = "//c%40i:xy%2Fzzy@host:1?ca=/a%20b&cert=c&key=k&name=n";
-        let config = Config::read(url, true).expect("a URL");
+    fn all_options_are_read() {
+        let config =
+            Config::parse_encrypted("//c%40i:xy%2Fzzy@host:1/?ca=/a%20b&cert=c&key=k&name=n").expect("a URL");
         let login = Login { user: "c@i".to_owned(), secret: Secret::Text("xy/zzy".to_owned()) };
-        assert_eq!(config.login, Some(login));
+        assert_eq!((config.login.as_ref(), config.address.to_string().as_str()), (Some(&login), "host:1"));
         let identity = Some(Identity { certificate: "c".into(), key: "k".into() });
         assert_eq!(config.tls, Some(Tls { ca: Some("/a b".into()), identity, name: Some("n".to_owned()) }));
         assert!(!format!("{config:?}").contains("zzy"));
-        let config = Config::read("//ci@host:1?secret_file=s", true).expect("a URL");
+        let config = Config::parse_encrypted("//ci@host:1?secret_file=s").expect("a URL");
         assert_eq!(config.login.map(|login| login.secret), Some(Secret::File("s".into())));
         assert_eq!(config.tls, Some(Tls::default()));
     }

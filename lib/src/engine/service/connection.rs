@@ -13,18 +13,20 @@ use bytes::BytesMut;
 use palisade_core::{Acquire, Patience};
 use redis_protocol::resp3::decode::complete::decode_bytes_mut;
 use redis_protocol::resp3::types::BytesFrame;
-use rustls::pki_types::ServerName;
+use rustls::ClientConfig;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
-use tokio::net::TcpStream;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
-use tokio_rustls::TlsConnector;
 
-use super::error::{Unexpected, closed, stream_error};
-use super::wire::{self, Command, Push};
-use super::{Config, SecurityError, ServiceBackend, Tls};
+use super::ServiceBackend;
+use super::config::{Config, TLS};
+use super::error::Unexpected;
+use super::wire::{self, Command};
 use crate::engine::Failure;
-use crate::engine::remote::{AcquireReply, ClientState, ConnectError, Peer, RemoteConnection, WaitKey};
+use crate::engine::remote::{
+    AcquireReply, ClientState, ConnectError, Peer, Push, RemoteConnection, SecurityError, Tls, WaitKey, connect_tcp,
+    encrypt, stream_error,
+};
 
 /// A call that takes longer fails, and breaks the connection.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -195,7 +197,7 @@ impl Connection {
                     self.inner.borrow_mut().written += written as u64;
                     if let Err(error) = outcome {
                         let reason = self.read_reason(reader, incoming).await;
-                        return Err(reason.unwrap_or_else(|| stream_error(error)));
+                        return Err(reason.unwrap_or_else(|| stream_error(error, &TLS)));
                     }
                 }
                 read = reader.read_buf(&mut incoming) => self.received(read, &mut incoming)?,
@@ -243,8 +245,8 @@ impl Connection {
 
     /// Handles all frames that have arrived whole.
     fn received(&self, read: io::Result<usize>, incoming: &mut BytesMut) -> Result<(), ConnectError> {
-        if read.map_err(stream_error)? == 0 {
-            return Err(closed());
+        if read.map_err(|error| stream_error(error, &TLS))? == 0 {
+            return Err(ConnectError::closed());
         }
         self.inner.borrow_mut().received_at = Instant::now();
         loop {
@@ -255,7 +257,9 @@ impl Connection {
                 }
                 Ok(None) => return Ok(()),
                 // A TLS alert: the service expects TLS and was sent a plain command.
-                Err(_) if incoming.starts_with(&[0x15, 0x03]) => return Err(SecurityError::Encrypted.into()),
+                Err(_) if incoming.starts_with(&[0x15, 0x03]) => {
+                    return Err(SecurityError::Encrypted.connect_error(&TLS));
+                }
                 Err(error) => return Err(Unexpected(format!("an unreadable reply ({error})")).into()),
             }
         }
@@ -263,7 +267,11 @@ impl Connection {
 
     fn handle(&self, frame: BytesFrame) -> Result<(), Unexpected> {
         if let BytesFrame::Push { data, .. } = &frame {
-            self.handle_push(wire::push(data)?);
+            let push = wire::push(data)?;
+            if let Some(Push::Event(_)) = push {
+                self.end_closed_watches();
+            }
+            push.into_iter().for_each(|push| self.client.handle_push(push));
             return Ok(());
         }
         let pending = self.inner.borrow_mut().pending.pop_front();
@@ -280,20 +288,10 @@ impl Connection {
         Ok(())
     }
 
-    fn handle_push(&self, push: Push) {
-        match push {
-            Push::WaitEnded { session, number, outcome } => self.client.settle((session, number), outcome),
-            Push::GrantEnded { session, token, how } => self.client.grant_ended(session, token, how),
-            Push::SessionEnded { session, how } => self.client.session_ended(session, how),
-            Push::Event(event) => {
-                let mut watchers = self.client.watchers.borrow_mut();
-                for prefix in watchers.forget_closed() {
-                    let command = Command::new(&["LOCK", "UNWATCH"]).prefix(&prefix);
-                    drop(self.send(&command, CALL_TIMEOUT, None));
-                }
-                watchers.tell(std::slice::from_ref(&event));
-            }
-            Push::Unknown => {}
+    fn end_closed_watches(&self) {
+        for prefix in self.client.watchers.borrow_mut().forget_closed() {
+            let command = Command::new(&["LOCK", "UNWATCH"]).prefix(&prefix);
+            drop(self.send(&command, CALL_TIMEOUT, None));
         }
     }
 }
@@ -368,7 +366,7 @@ pub(super) struct Stream {
 pub(super) struct Dialer {
     pub(super) config: Config,
     /// The contents of the TLS files, until an attempt fails permanently.
-    tls: RefCell<Option<TlsConnector>>,
+    tls: RefCell<Option<Arc<ClientConfig>>>,
 }
 
 impl Dialer {
@@ -377,25 +375,17 @@ impl Dialer {
     }
 
     pub(super) async fn dial(&self) -> Result<Stream, ConnectError> {
-        let tls = match &self.config.tls {
-            Some(tls) => Some((self.load(tls)?, self.server_name(tls)?)),
+        let Config { address, tls, .. } = &self.config;
+        let tls = match tls {
+            Some(tls) => Some((tls.name.as_ref().unwrap_or(&address.host), self.load(tls)?)),
             None => None,
         };
-        let unreached = |error: io::Error| {
-            let what = format!("cannot be reached: {error}. Is it running, and is the address right?");
-            ConnectError::transient(what).because(Arc::new(error))
-        };
-        let stream = TcpStream::connect((self.config.host.as_str(), self.config.port)).await.map_err(unreached)?;
-        stream.set_nodelay(true).map_err(unreached)?;
-        let Some((connector, name)) = tls else {
+        let stream = connect_tcp(&address.host, address.port).await?;
+        let Some((name, files)) = tls else {
             let (reader, writer) = stream.into_split();
             return Ok(Stream { reader: Box::new(reader), writer: Box::new(writer), is_encrypted: false });
         };
-        let stream = connector.connect(name, stream).await;
-        let (reader, writer) = split(stream.map_err(|error| match SecurityError::in_handshake(&error) {
-            Some(error) => error.into(),
-            None => stream_error(error),
-        })?);
+        let (reader, writer) = split(encrypt(stream, files, name, &TLS).await?);
         Ok(Stream { reader: Box::new(reader), writer: Box::new(writer), is_encrypted: true })
     }
 
@@ -404,18 +394,11 @@ impl Dialer {
         *self.tls.borrow_mut() = None;
     }
 
-    fn load(&self, tls: &Tls) -> Result<TlsConnector, SecurityError> {
-        if let Some(connector) = &*self.tls.borrow() {
-            return Ok(connector.clone());
+    fn load(&self, tls: &Tls) -> Result<Arc<ClientConfig>, ConnectError> {
+        let mut loaded = self.tls.borrow_mut();
+        if loaded.is_none() {
+            *loaded = Some(tls.load().map_err(|error| error.connect_error(&TLS))?);
         }
-        let connector = tls.load()?;
-        *self.tls.borrow_mut() = Some(connector.clone());
-        Ok(connector)
-    }
-
-    fn server_name(&self, tls: &Tls) -> Result<ServerName<'static>, SecurityError> {
-        let name = tls.name.as_ref().unwrap_or(&self.config.host);
-        let invalid = |_| SecurityError::WrongName { why: format!("'{}' is not a valid name", name.escape_debug()) };
-        ServerName::try_from(name.clone()).map_err(invalid)
+        Ok(loaded.clone().unwrap_or_else(|| unreachable!("it is loaded")))
     }
 }

@@ -8,11 +8,10 @@ use std::task::{Context, Poll, ready};
 use rustls::AlertDescription;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, duplex, split};
 
-use super::SecurityError;
 use super::connection::{CALL_TIMEOUT, Connection, Stream};
 use super::wire::{self, Command};
 use crate::engine::Failure;
-use crate::engine::remote::Peer;
+use crate::engine::remote::{Peer, SecurityError};
 
 fn connection() -> Connection {
     Connection::new(Peer::new("the service", "host:1".to_owned()), Rc::default())

@@ -4,15 +4,15 @@ use std::io::Write;
 use std::sync::Arc;
 
 use palisade_core::{
-    Acquire, Ending, Event, Force, Label, Limit, LockName, Mode, Patience, Refusal, RequestNo, SessionEnd, SessionId,
-    Token, Value,
+    Acquire, Ending, Force, Label, Limit, LockName, Mode, Patience, Refusal, RequestNo, SessionEnd, SessionId, Token,
+    Value,
 };
 use redis_protocol::resp3::types::BytesFrame;
 
 use super::ServiceBackend;
 use super::error::{ReplyError, Unexpected};
-use crate::engine::remote::{AcquireReply, forced_unseen};
-use crate::engine::{EndedInfo, Failure, HolderInfo, LockInfo, WaiterInfo};
+use crate::engine::remote::{AcquireReply, Held, Push, forced_unseen};
+use crate::engine::{EndedInfo, HolderInfo, LockInfo, WaiterInfo};
 
 /// The longest label or value that is sent. The service closes a connection that sends a larger command.
 const LONGEST_TEXT: usize = 64 << 10;
@@ -75,8 +75,8 @@ impl Command {
         Command::new(&["SESSION", verb]).number(session.get())
     }
 
-    pub(super) fn on_grant(verb: &str, session: SessionId, lock: &LockName, token: Token) -> Command {
-        Command::new(&["LOCK", verb, lock.as_str()]).number(token.get()).session(session)
+    pub(super) fn on_grant(verb: &str, held: &Held) -> Command {
+        Command::new(&["LOCK", verb, held.lock.as_str()]).number(held.token.get()).session(held.session)
     }
 
     pub(super) fn watch(prefix: &str) -> Command {
@@ -228,40 +228,21 @@ pub(super) fn optional<'a, T>(
     if matches!(frame, BytesFrame::Null) { Ok(None) } else { read(frame).map(Some) }
 }
 
-/// A message that is not a reply.
-pub(super) enum Push {
-    /// A queued acquire was granted or refused.
-    WaitEnded {
-        session: SessionId,
-        number: RequestNo,
-        outcome: Result<Token, Failure>,
-    },
-    /// A grant ended without a release.
-    GrantEnded {
-        session: SessionId,
-        token: Token,
-        how: Ending,
-    },
-    SessionEnded {
-        session: SessionId,
-        how: SessionEnd,
-    },
-    /// An event of a watched lock.
-    Event(Box<Event>),
-    /// A push of a newer service.
-    Unknown,
-}
-
-pub(super) fn push(items: &[BytesFrame]) -> Result<Push, Unexpected> {
-    let [kind, rest @ ..] = items else { return Ok(Push::Unknown) };
-    Ok(match (text(kind)?, rest) {
-        ("granted" | "refused", [_, BytesFrame::Null, ..]) => Push::Unknown,
-        ("granted", [of, number, granted, ..]) => {
+/// Reads a push; `None` for one of a newer service.
+pub(super) fn push(items: &[BytesFrame]) -> Result<Option<Push>, Unexpected> {
+    let [kind, rest @ ..] = items else { return Ok(None) };
+    Ok(Some(match (text(kind)?, rest) {
+        ("granted", [of, number, granted, ..]) if !matches!(number, BytesFrame::Null) => {
             Push::WaitEnded { session: session(of)?, number: request_no(number)?, outcome: Ok(token(granted)?) }
         }
-        ("refused", [of, number, why, ..]) => {
-            let outcome = Err(refusal(text(why)?)?);
-            Push::WaitEnded { session: session(of)?, number: request_no(number)?, outcome }
+        ("refused", [of, number, why, ..]) if !matches!(number, BytesFrame::Null) => {
+            let session = session(of)?;
+            let refusal = match text(why)? {
+                "session-ended" => Refusal::NoSuchSession { session },
+                "cancelled" => Refusal::NotWaiting,
+                detail => json(detail)?,
+            };
+            Push::WaitEnded { session, number: request_no(number)?, outcome: Err(refusal) }
         }
         ("lost", [of, grant, how, why @ ..]) => {
             let token = token(grant)?;
@@ -271,23 +252,13 @@ pub(super) fn push(items: &[BytesFrame]) -> Result<Push, Unexpected> {
             let how = if text(how)? == "closed" { SessionEnd::Closed } else { SessionEnd::Expired };
             Push::SessionEnded { session: session(of)?, how }
         }
-        ("event", [_, detail, ..]) => {
-            let event = serde_json::from_str(text(detail)?);
-            Push::Event(event.map_err(|error| Unexpected(format!("an unreadable event ({error})")))?)
-        }
-        _ => Push::Unknown,
-    })
+        ("event", [_, detail, ..]) => Push::Event(json(text(detail)?)?),
+        _ => return Ok(None),
+    }))
 }
 
-fn refusal(why: &str) -> Result<Failure, Unexpected> {
-    match why {
-        "session-ended" => Ok(Failure::SessionEnded),
-        "cancelled" => Ok(Failure::Refused(Refusal::NotWaiting)),
-        detail => {
-            let refusal = serde_json::from_str::<Refusal>(detail);
-            refusal.map(Failure::from).map_err(|error| Unexpected(format!("an unreadable refusal ({error})")))
-        }
-    }
+fn json<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, Unexpected> {
+    serde_json::from_str(text).map_err(|error| Unexpected(format!("unreadable JSON ({error})")))
 }
 
 fn ending(token: Token, how: &str, why: &[BytesFrame]) -> Result<Ending, Unexpected> {
