@@ -8,7 +8,7 @@ use std::error::Error as StdError;
 ///
 /// # Errors
 ///
-/// The work did not come to an end: it panicked, or the runtime is shutting down.
+/// The work was not finished: it panicked, or the runtime is shutting down.
 pub(crate) async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Box<dyn StdError + Send + Sync>> {

@@ -15,7 +15,7 @@ fn message(kind: ErrorKind, operation: &'static str) -> String {
 }
 
 #[test]
-fn of_refusals() {
+fn messages_of_refusals() {
     assert_snapshot!(message(ErrorKind::Superseded { seen: token(34) }, "seal"), @r"cannot seal 'file /var/orders\u{1b}[2J.json' with token 33: token 34 has sealed it before. Either a newer holder has the lock: stop the work and acquire it again. Or the engine that gave this token counts lower than the one that gave token 34 (a new file, another engine): run `palisade tokens raise --above 34` on it, or use one lock for it | not to be retried, no effect");
     assert_snapshot!(message(ErrorKind::Stale { seen: token(34) }, "write"), @r"cannot write 'file /var/orders\u{1b}[2J.json' with token 33: token 34 has sealed it. Either a newer holder has the lock: stop the work and acquire it again. Or the engine that gave this token counts lower than the one that gave token 34 (a new file, another engine): run `palisade tokens raise --above 34` on it | not to be retried, no effect");
     assert_snapshot!(message(ErrorKind::NotSealed, "read"), @r"cannot read 'file /var/orders\u{1b}[2J.json' with token 33: this token has not sealed it; seal it first (if it was sealed, the resource has lost its mark: was it restored, emptied or replaced?) | not to be retried, no effect");
@@ -28,7 +28,7 @@ fn of_refusals() {
 }
 
 #[test]
-fn of_outages() {
+fn messages_of_outages() {
     let broken = || std::io::Error::other("reset");
     assert_snapshot!(message(ErrorKind::unreached("the disk is full", broken()), "write"), @r"cannot write 'file /var/orders\u{1b}[2J.json' with token 33: the disk is full (nothing has changed) | may be retried, no effect");
     assert_snapshot!(message(ErrorKind::unknown("the connection broke", broken()), "write"), @r"cannot write 'file /var/orders\u{1b}[2J.json' with token 33: the connection broke (it may have taken effect) | may be retried, may have taken effect");
@@ -36,7 +36,7 @@ fn of_outages() {
 
 #[cfg(feature = "file")]
 #[test]
-fn of_paths() {
+fn messages_of_paths() {
     use palisade_fence::file::{FencedFile, FencedFolder};
     let message = |opened: Option<Error>| opened.expect("it is refused").to_string();
     assert_snapshot!(message(FencedFile::open("").err()), @"cannot open 'file ': this is no path of a file: it has no file name");

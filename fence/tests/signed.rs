@@ -205,7 +205,7 @@ fn keys_that_cannot_be_used_are_refused() {
 }
 
 #[tokio::test]
-async fn a_resource_is_sealed_only_by_what_is_genuine() {
+async fn a_resource_is_sealed_only_with_a_genuine_token() {
     let orders = Memory::new("orders");
     let text = signed(2, &head("new"), &claims());
     let mut sealed = verifier().seal(orders.clone(), &text, LOCK).await.expect("it is genuine");

@@ -737,7 +737,7 @@ impl Model {
 
     fn observe_lock(&self, name: &LockName, lock: &Lock) -> ObservedLock {
         let label = |claim: &Claim| self.sessions[&claim.session()].label.clone();
-        let mode = |claim: &Claim| self.shown(claim.want(name).expect("asked of its claims only"));
+        let mode = |claim: &Claim| self.shown(claim.want(name).expect("a claim at this lock"));
         let holder = |claim: &Claim| match claim.state {
             ClaimState::Held(token) => (token, mode(claim), Some((claim.session(), label(claim)))),
             ClaimState::Withheld(token) => (token, mode(claim), None),

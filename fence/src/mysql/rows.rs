@@ -40,9 +40,9 @@ impl Rows {
     ///
     /// The server cannot be reached.
     pub async fn mark(&self) -> Result<Option<Mark>, Error> {
-        let kept = self.connections.run(&self.select("")).await;
-        let kept = kept.map_err(|failure| self.error(failure.kind(), "read the mark of"))?;
-        self.state(&kept, "read the mark of").map(|state| state.mark())
+        let stored = self.connections.run(&self.select("")).await;
+        let stored = stored.map_err(|failure| self.error(failure.kind(), "read the mark of"))?;
+        self.state(&stored, "read the mark of").map(|state| state.mark())
     }
 
     /// Returns the query for the stored mark.
@@ -81,8 +81,8 @@ impl Rows {
         };
         let begin = format!("SET @palisade_fence_token = {}{CUT_OFF}; {begin}; {}", pass.token, self.select(lock));
         let failed = |cause| self.error(Failure::Undone(cause).kind(), how.verb()).under(pass.token);
-        let kept = connections::run(conn, &begin).await.map_err(failed)?;
-        self.state(&kept, how.verb()).map_err(|error| error.under(pass.token))
+        let stored = connections::run(conn, &begin).await.map_err(failed)?;
+        self.state(&stored, how.verb()).map_err(|error| error.under(pass.token))
     }
 
     /// Writes, records and commits.
@@ -99,9 +99,9 @@ impl Rows {
             written.last_insert_id = ran.last_insert_id.or(written.last_insert_id);
         }
         let outcome = change.map(|_| written);
-        let kept = outcome.map_or("NULL".to_owned(), |written| format!("x'{}'", hex(written.encode().as_bytes())));
+        let stored = outcome.map_or("NULL".to_owned(), |written| format!("x'{}'", hex(written.encode().as_bytes())));
         let record = format!(
-            "UPDATE palisade_fence_marks SET seq = {}, author = {}, outcome = {kept} WHERE resource = x'{}'; COMMIT",
+            "UPDATE palisade_fence_marks SET seq = {}, author = {}, outcome = {stored} WHERE resource = x'{}'; COMMIT",
             pass.seq,
             pass.author,
             self.key()
@@ -165,8 +165,8 @@ impl Resource for Rows {
             self.key(),
             self.select("FOR UPDATE")
         );
-        let kept = self.connections.run(&seal).await.map_err(|failure| error(failure.kind()))?;
-        match self.state(&kept, "seal")?.mark() {
+        let stored = self.connections.run(&seal).await.map_err(|failure| error(failure.kind()))?;
+        match self.state(&stored, "seal")?.mark() {
             Some(mark) if mark.token > token => Err(error(ErrorKind::Superseded { seen: mark.token })),
             Some(mark) => Ok(mark),
             None => Err(error(ErrorKind::NotSealed)),
@@ -198,7 +198,7 @@ impl Resource for Rows {
         let verdict = self.begin(&mut conn, pass, Access::Write).await?.admit(pass.stamp());
         let written = match (ErrorKind::refused(&verdict), verdict) {
             (Some(kind), _) => Err(error(kind)),
-            (None, Verdict::Duplicate(kept)) => Ok(kept.as_deref().and_then(Written::decode)),
+            (None, Verdict::Duplicate(stored)) => Ok(stored.as_deref().and_then(Written::decode)),
             _ => match self.apply(&mut conn, pass, change.as_deref()).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(failure) => Err(error(failure.kind())),

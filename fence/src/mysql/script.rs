@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_leave_their_place() {
+    fn names_are_quoted() {
         let row = Scope::Row { name: "it's\\".to_owned(), column: "i`d".to_owned() };
         let protecting = protecting("or`ders", &row, false);
         insta::assert_snapshot!(format!("{protecting};\n{}", triggers("or`ders", &row, 7).join("")));

@@ -5,7 +5,7 @@
 --   token    the newest token that has sealed the data; nothing older is accepted
 --   seq      the last write under that token
 --   author   the handle that gave it that number
---   outcome  what came of it (MessagePack); empty if nothing was, and ever will be, written under that number
+--   outcome  its outcome (MessagePack); empty if the number was used up without a write
 -- The first three are doubles of eight bytes, the lowest first. It is packed because every write reads and writes it.
 --
 -- Its key is palisade:{NAME}. In a cluster it has to be in one hash slot with the data: the key NAME is, and so is every key
@@ -43,7 +43,7 @@ local function refuse(code, text)
   return redis.error_reply(code .. ' ' .. text)
 end
 
--- A whole number up to 2^53 - 1, or nothing.
+-- Parses a whole number up to 2^53 - 1; nothing if it is none.
 local function number(text)
   if not text or text == '' or #text > 16 or string.find(text, '%D') then return nil end
   local value = tonumber(text)
@@ -54,15 +54,15 @@ local function bad_number(what)
   return refuse('MISUSE', 'the ' .. what .. ' must be a whole number below 2^53')
 end
 
--- Token, number and author in a mark, and the mark; nothing if there is none.
-local function look(key)
+-- Returns the token, number and author of a mark, and its bytes; nothing if there is no mark.
+local function read_mark(key)
   local mark = redis.call('GET', key)
   if not mark then return nil end
   local token, seq, author = struct.unpack('<ddd', mark)
   return token, seq, author, mark
 end
 
-local function set(key, token, seq, author, outcome)
+local function write_mark(key, token, seq, author, outcome)
   return redis.call('SET', key, struct.pack('<ddd', token, seq, author) .. outcome)
 end
 
@@ -117,14 +117,14 @@ local function check_command(keys, args, first, commands)
   end
 end
 
--- FCALL palisade_seal 1 MARK TOKEN                       raises the mark; says which write is the last
--- FCALL palisade_seal 2 MARK KEY TOKEN                   the same, unless the key is there and the mark is not
+-- FCALL palisade_seal 1 MARK TOKEN                       raises the mark; returns the number of the last write
+-- FCALL palisade_seal 2 MARK KEY TOKEN                   the same, but refuses if the key exists without a mark
 local function seal(keys, args)
   local wrong = check_mark(keys)
   if wrong then return wrong end
   local token = number(args[1])
   if not token or token == 0 then return bad_number('token (from 1 on)') end
-  local seen, seq = look(keys[1])
+  local seen, seq = read_mark(keys[1])
   if seen == token then return seq end
   if seen and seen > token then
     return refuse('SUPERSEDED', overtaken(seen))
@@ -137,7 +137,7 @@ local function seal(keys, args)
       end
     end
   end
-  set(keys[1], token, 0, 0, '')
+  write_mark(keys[1], token, 0, 0, '')
   return 0
 end
 
@@ -147,7 +147,7 @@ local function read(keys, args)
   if not token then return bad_number('token') end
   local wrong = check_mark(keys) or check_command(keys, args, 2, READS)
   if wrong then return wrong end
-  local seen = look(keys[1])
+  local seen = read_mark(keys[1])
   if seen ~= token then return refused(token, seen) end
   return run(keys, args, 2)
 end
@@ -157,7 +157,7 @@ local function admit(key, token, seq, author)
   if not token then return nil, bad_number('token') end
   if not seq then return nil, bad_number('number of the write') end
   if not author then return nil, bad_number('author') end
-  local seen, last, by, bytes = look(key)
+  local seen, last, by, bytes = read_mark(key)
   if seen ~= token then return nil, refused(token, seen) end
   if seq == last + 1 then return nil end
   if seq == last and seq > 0 and author == by then return string.sub(bytes, 25) end
@@ -182,14 +182,14 @@ local function write(keys, args)
   if is_table and outcome.err then return refuse('REJECTED', outcome.err) end
   if is_table and outcome.ok == 'OK' then
     OK = OK or cmsgpack.pack(outcome)
-    set(mark, token, seq, author, OK)
+    write_mark(mark, token, seq, author, OK)
   else
-    set(mark, token, seq, author, cmsgpack.pack(outcome))
+    write_mark(mark, token, seq, author, cmsgpack.pack(outcome))
   end
   return outcome
 end
 
--- FCALL palisade_settle 1 MARK TOKEN SEQ AUTHOR          the outcome of a write; or nothing, and then it is never applied
+-- FCALL palisade_settle 1 MARK TOKEN SEQ AUTHOR          the outcome of a write; empty: it was not applied, and never will be
 local function settle(keys, args)
   local wrong = check_mark(keys)
   if wrong then return wrong end
@@ -198,7 +198,7 @@ local function settle(keys, args)
   if why_not then return why_not end
   if before == '' then return {} end
   if before then return { cmsgpack.unpack(before) } end
-  set(keys[1], token, seq, author, '')
+  write_mark(keys[1], token, seq, author, '')
   return {}
 end
 
@@ -206,7 +206,7 @@ end
 local function mark(keys)
   local wrong = check_mark(keys)
   if wrong then return wrong end
-  local token, seq = look(keys[1])
+  local token, seq = read_mark(keys[1])
   return token and { token, seq } or {}
 end
 

@@ -1,4 +1,4 @@
--- What Palisade keeps in a database whose tables it protects. Works from any client, the sqlite3 shell included:
+-- Palisade's tables in a database whose tables it protects. They work from any client, the sqlite3 shell included:
 --
 --   INSERT INTO palisade_seal (resource, token) VALUES ('orders', 34);        -- first, before anything is read
 --
@@ -11,8 +11,8 @@
 -- A statement that says OR IGNORE or OR REPLACE says so for the statements of its triggers too. So nothing here relies on
 -- a constraint alone: each trigger ends by checking that what was asked for is there.
 
--- How far each resource has come. `is_applied` is 0 if nothing was written under the last number. A row has no other key
--- than its resource, by which REPLACE could remove it.
+-- The mark of each resource, and the author and outcome of its last write. `is_applied` is 0 if the last number was
+-- used up without a write. The resource is the only key, so that REPLACE cannot remove a row by another one.
 CREATE TABLE palisade_mark (
     resource TEXT PRIMARY KEY NOT NULL CHECK (typeof(resource) = 'text' AND resource <> ''),
     token INTEGER NOT NULL CHECK (typeof(token) = 'integer' AND token BETWEEN 1 AND 9007199254740991),
@@ -49,7 +49,7 @@ CREATE TABLE palisade_pass (
     is_left INTEGER NOT NULL DEFAULT 1 REFERENCES palisade_nothing (id) DEFERRABLE INITIALLY DEFERRED
 );
 
--- Which tables were protected, and for which resource: a seal is refused if their triggers are not there any more.
+-- The protected tables and their resources. A seal is refused if a table has lost its triggers.
 CREATE TABLE palisade_protected (
     name TEXT PRIMARY KEY NOT NULL COLLATE NOCASE,
     resource TEXT NOT NULL

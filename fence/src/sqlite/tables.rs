@@ -107,15 +107,15 @@ fn triggers(connection: &Connection, table: &str) -> rusqlite::Result<Vec<Found>
 }
 
 /// Creates the missing triggers of a table, and records the table. Needs a write transaction.
-pub(super) fn protect(connection: &Connection, resource: &str, asked: &str) -> Result<(), Failure> {
+pub(super) fn protect(connection: &Connection, resource: &str, table_name: &str) -> Result<(), Failure> {
     let misuse =
-        |what: String| Failure::Refused(ErrorKind::misuse(format!("table '{}': {what}", asked.escape_debug())));
+        |what: String| Failure::Refused(ErrorKind::misuse(format!("table '{}': {what}", table_name.escape_debug())));
     match schema_state(connection)? {
         SchemaState::Current => {}
         SchemaState::Missing => return Err(schema_changed("palisade_mark")),
         SchemaState::Changed(name) => return Err(schema_changed(&name)),
     }
-    let table = find(connection, asked)?.map_err(|what| misuse(what.to_owned()))?;
+    let table = find(connection, table_name)?.map_err(|what| misuse(what.to_owned()))?;
     let recorded = "SELECT resource FROM main.palisade_protected WHERE name = ?1";
     let recorded: Option<String> = connection.query_row(recorded, [&table], |row| row.get(0)).optional()?;
     let others = |of: &str, undo: String| {
@@ -149,9 +149,10 @@ pub(super) fn protect(connection: &Connection, resource: &str, asked: &str) -> R
 }
 
 /// Returns the exact name of a table, or why it cannot be protected.
-fn find(connection: &Connection, asked: &str) -> rusqlite::Result<Result<String, &'static str>> {
+fn find(connection: &Connection, table_name: &str) -> rusqlite::Result<Result<String, &'static str>> {
     let sql = "SELECT name, type FROM pragma_table_list WHERE schema = 'main' AND name = ?1 COLLATE NOCASE";
-    let found = connection.query_row(sql, [asked], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)));
+    let found =
+        connection.query_row(sql, [table_name], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)));
     let Some((name, kind)) = found.optional()? else {
         return Ok(Err("there is no table of this name in the database"));
     };

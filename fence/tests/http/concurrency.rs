@@ -24,7 +24,7 @@ async fn is_pending<F: Future>(future: &mut Pin<Box<F>>) -> bool {
 }
 
 #[tokio::test]
-async fn a_seal_waits_for_the_write_that_is_under_way() {
+async fn a_seal_waits_for_the_running_write() {
     let fixture = fixture(MemoryMarks::default());
     fixture.seal(33).await;
     fixture.hold();
@@ -55,7 +55,7 @@ async fn a_slow_read_does_not_hold_up_a_seal_and_is_refused_after_it() {
 }
 
 #[tokio::test]
-async fn a_write_whose_client_goes_away_is_carried_out_to_its_end() {
+async fn a_write_whose_client_disconnects_runs_to_completion() {
     let directory = tempfile::tempdir().expect("a directory");
     let fixture = fixture(SqliteMarks::open(directory.path().join("marks.db")).expect("marks"));
     fixture.seal(33).await;
@@ -92,7 +92,7 @@ async fn a_slow_client_blocks_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_never_arrives_is_given_up() {
+async fn a_body_that_never_arrives_times_out() {
     let fixture = fixture(MemoryMarks::default());
     fixture.seal(33).await;
     let (_sender, body) = http_body_util::channel::Channel::<bytes::Bytes, std::io::Error>::new(1);

@@ -180,7 +180,7 @@ async fn nothing_is_tunnelled() {
 
 /// Any path that passes arrives unchanged, and its name is the one whose mark was raised.
 #[test]
-fn the_service_gets_the_path_that_was_judged() {
+fn the_service_gets_the_path_that_was_checked() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let chains = runtime.block_on(async { [("", Chain::new("").await), ("/app", Chain::new("/app").await)] });
     let bytes = || proptest::sample::select(&b"ab/.%\\;?#2eEfF5cC0:@,\"{\xc3\xbc "[..]);

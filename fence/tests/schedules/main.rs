@@ -18,7 +18,7 @@ struct Found {
     twice: Option<String>,
     /// Whether some client has done two updates under one grant.
     second_update: bool,
-    /// Whether a client was told to stop.
+    /// Whether a client was refused.
     refusal: bool,
 }
 

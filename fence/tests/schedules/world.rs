@@ -58,7 +58,7 @@ pub(crate) struct Client {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Transit {
     InFlight,
-    /// The lock service has said that its token is the newest.
+    /// The lock service has confirmed that its token is the newest.
     Checked,
     Delivered,
 }

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verb_allows_what_it_includes_and_nothing_else() {
+    fn a_verb_allows_only_the_verbs_that_it_includes() {
         use Verb::{Acquire, AcquireShared, Admin, Break, Observe};
         for (given, allowed) in [
             (Observe, &[Observe][..]),

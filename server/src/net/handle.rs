@@ -87,7 +87,7 @@ impl ServiceHandle {
     }
 
     /// Watches the locks whose names begin with `prefix`, as far as the client may see them. At most `backlog` events
-    /// wait to be read.
+    /// wait to be read. The inner error is the node's refusal.
     pub(crate) async fn watch(
         &self,
         context: RequestContext,
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slow_watcher_is_told_how_many_events_it_missed_and_goes_on() {
+    async fn a_slow_watcher_gets_the_number_of_missed_events_and_continues() {
         let (sender, mut watch) = watched(3, Unread::new(1 << 20, 10).account(None));
         for number in 0..9 {
             sender.send(&resized(number, "a"));

@@ -14,7 +14,7 @@ pub(crate) const MAX_WRONG_SECRETS: u32 = 8;
 /// Why a client is not logged in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LoginError {
-    /// The user does not exist, or has another secret. The client is not told which.
+    /// The user does not exist, or has another secret. The client does not learn which.
     WrongSecret,
     /// The connection belongs to another user.
     OtherUser(String),

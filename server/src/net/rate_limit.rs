@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_cut_and_then_counted() {
+    fn log_lines_beyond_the_limit_are_suppressed_and_counted() {
         let (limiter, logged, suppressed) = (RateLimiter::new(), Cell::new(0), Cell::new(0));
         let log = || limiter.log(|count| suppressed.set(count), || logged.set(logged.get() + 1));
         (0..25).for_each(|_| log());

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_is_over_only_when_it_has_much_and_all_have_too_much() {
+    fn a_client_exceeds_its_share_only_when_the_total_is_exceeded() {
         let unread = Unread::new(1 << 20, 100);
         let (alice, bob, other) = (unread.account(Some("alice")), unread.account(Some("bob")), unread.account(None));
         let mut charge = alice.charge(200 << 10);

@@ -1,4 +1,4 @@
-//! Reads of the state. They see everything that was acknowledged before they were asked for.
+//! Queries of the state. Each sees every change that was acknowledged before it arrived.
 
 use std::time::Duration;
 

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_missing_or_open_to_others_is_refused_and_changes_nothing() {
+    fn damaged_missing_or_exposed_keys_are_refused_and_change_nothing() {
         let dir = tempfile::tempdir().expect("a folder");
         let signer = Signer::new(dir.path());
         assert!(matches!(signer.read(), Err(KeyError::Io { .. })));

@@ -39,7 +39,7 @@ fn page(path: &str, bodies: impl Fn(u64, u64) -> Vec<String>) -> String {
 }
 
 #[test]
-fn names() {
+fn invalid_names_are_refused() {
     let long = "x".repeat(1025);
     let over_limit = "x".repeat(513);
     let many: Vec<String> = (0..65).map(|number| format!("n{number}")).collect();
@@ -63,7 +63,7 @@ fn names() {
 }
 
 #[test]
-fn times() {
+fn invalid_times_are_refused() {
     let with = |field: &str, value: &str| format!(r#"{{"locks":["a"],"session":SESSION,"{field}":{value}}}"#);
     let alone = |value: &str| format!(r#"{{"locks":["a"],"ttl_ms":{value}}}"#);
     let mut asks: Vec<_> =
@@ -80,7 +80,7 @@ fn times() {
 }
 
 #[test]
-fn holders_and_modes() {
+fn invalid_holders_and_modes_are_refused() {
     let asks = [
         json!({ "locks": ["a"] }),
         json!({ "locks": ["a"], "session": 1, "ttl_ms": 1000 }),
@@ -101,7 +101,7 @@ fn holders_and_modes() {
 }
 
 #[test]
-fn tokens() {
+fn invalid_tokens_are_refused() {
     let token = |value: &str| format!(r#"{{"lock":"held","token":{value}}}"#);
     let mut asks: Vec<_> =
         ["0", "-1", "9007199254740992", "18446744073709551616", "1.0", "\"1\"", "9007199254740991", "2"]
@@ -120,7 +120,7 @@ fn tokens() {
 }
 
 #[test]
-fn wrong_types() {
+fn wrong_types_are_refused() {
     let asks = [
         "",
         "{",
@@ -141,7 +141,7 @@ fn wrong_types() {
 }
 
 #[test]
-fn everything_else_that_is_posted() {
+fn other_invalid_posts_are_refused() {
     let server = TestServer::new();
     let client = server.client();
     let session = client.open(60_000);
@@ -175,7 +175,7 @@ fn everything_else_that_is_posted() {
 }
 
 #[test]
-fn paths_queries_and_methods() {
+fn invalid_paths_queries_and_methods_are_refused() {
     let server = TestServer::new();
     let client = server.client();
     let session = client.open(60_000);
@@ -219,7 +219,7 @@ fn paths_queries_and_methods() {
 }
 
 #[test]
-fn a_problem_is_whole() {
+fn a_problem_has_all_fields() {
     let server = TestServer::new();
     let answer = server.client().post("/v1/locks/acquire", &json!({ "locks": ["a"], "session": 999 }));
     assert_eq!((answer.status, answer.content_type.as_str()), (404, "application/problem+json"));
@@ -227,7 +227,7 @@ fn a_problem_is_whole() {
 }
 
 #[test]
-fn bodies_that_are_too_large_or_not_json() {
+fn large_bodies_and_bodies_that_are_not_json_are_refused() {
     let server = TestServer::new();
     let mut page = String::new();
     let large = format!(r#"{{"ttl_ms":1000,"label":"{}"}}"#, "x".repeat(64 << 10));
@@ -252,7 +252,7 @@ fn bodies_that_are_too_large_or_not_json() {
 }
 
 #[test]
-fn tokens_numbers_and_locks_that_were_used_before() {
+fn used_tokens_and_numbers_are_refused() {
     let server = TestServer::new();
     let client = server.client();
     let (one, two) = (client.open(60_000), client.open(60_000));
@@ -279,7 +279,7 @@ fn tokens_numbers_and_locks_that_were_used_before() {
 }
 
 #[test]
-fn over_the_limits() {
+fn requests_over_the_limits_are_refused() {
     let limits = Limits { sessions: 3, waiters_per_lock: 1, locks_per_session: 1, ..Limits::default() };
     let server = TestServer::configured(Config { limits: Some(limits), ..Config::default() }, HttpBounds::default());
     let client = server.client();
@@ -299,14 +299,14 @@ fn over_the_limits() {
 }
 
 #[test]
-fn lengths_that_lie_and_versions_that_are_not_spoken() {
+fn wrong_lengths_and_unsupported_versions_are_refused() {
     let server = TestServer::new();
     let head =
         "POST /v1/sessions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n";
     let body = "{\"ttl_ms\":1000}";
     let short = Raw::send(server.address(), format!("{head}content-length: 9\r\n\r\n{body}").as_bytes()).answer();
     assert_eq!((short.status, short.code().as_str()), (400, "BADARG"));
-    // Below all of ours, and so without a problem: what cannot be told apart from a smuggled request, or is no HTTP/1.
+    // hyper refuses these without a problem: they look like smuggled requests, or are not HTTP/1.
     for (what, request) in [
         ("two lengths", format!("{head}content-length: 15\r\ncontent-length: 16\r\n\r\n{body}")),
         ("no number", format!("{head}content-length: 1x\r\n\r\n{body}")),

@@ -12,7 +12,7 @@ use crate::test_server::TestServer;
 const SOON: Duration = Duration::from_millis(100);
 
 #[test]
-fn half_a_head_and_then_silence_is_cut_off() {
+fn an_incomplete_head_is_cut_off() {
     let server = TestServer::with(HttpBounds { head: SOON, ..HttpBounds::default() });
     for beginning in ["", "GET /hea", "GET /healthz HTTP/1.1\r\nhost: localhost\r\n"] {
         let mut raw = Raw::send(server.address(), beginning.as_bytes());
@@ -23,7 +23,7 @@ fn half_a_head_and_then_silence_is_cut_off() {
 }
 
 #[test]
-fn half_a_body_and_then_silence_is_refused() {
+fn an_incomplete_body_is_refused() {
     let server = TestServer::with(HttpBounds { body: SOON, ..HttpBounds::default() });
     let half = b"POST /v1/sessions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 90\r\nconnection: close\r\n\r\n{";
     assert_eq!(Raw::send(server.address(), half).answer().code(), "TIMEOUT");
@@ -49,7 +49,7 @@ fn waiters_and_watchers_do_not_block_a_release() {
 }
 
 #[test]
-fn a_connection_beyond_the_bound_takes_the_place_of_an_idle_one() {
+fn a_connection_beyond_the_limit_displaces_an_idle_one() {
     let server = TestServer::with(HttpBounds { connections: 1, ..HttpBounds::default() });
     let began = Instant::now();
     // The connection by which the server was found to be ready may still be there.

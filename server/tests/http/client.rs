@@ -228,7 +228,7 @@ impl RespConnection {
     pub(crate) fn send(&mut self, words: &str) -> Vec<String> {
         let words: Vec<_> = words.split(' ').map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
         let command = format!("*{}\r\n{}", words.len(), words.concat());
-        self.stream.get_mut().write_all(command.as_bytes()).expect("said");
+        self.stream.get_mut().write_all(command.as_bytes()).expect("sent");
         let mut values = Vec::new();
         self.value(&mut values);
         values

@@ -9,7 +9,7 @@ mod numbers;
 mod operations;
 mod requests;
 mod signing;
-mod strangers;
 mod test_server;
+mod untrusted_input;
 mod waiting;
 mod watching;

@@ -88,7 +88,7 @@ fn readers_share_a_lock_and_permits_are_counted() {
 }
 
 #[test]
-fn a_lock_is_taken_away_and_its_token_moves_on() {
+fn a_force_release_ends_the_grant_and_uses_up_a_token() {
     let server = TestServer::new();
     let client = server.client();
     let session = client.open(9000);

@@ -158,7 +158,7 @@ fn a_repeat_takes_over_the_wait_of_the_first() {
 }
 
 #[test]
-fn a_waiter_whose_session_ends_is_told_at_once() {
+fn a_waiter_whose_session_ends_is_answered_at_once() {
     let server = TestServer::new();
     let client = server.client();
     let mut events = events(server.address(), "a");

@@ -39,7 +39,7 @@ fn a_silent_watch_is_kept_alive_by_comments() {
 }
 
 #[test]
-fn a_watcher_that_does_not_read_is_told_what_it_missed_and_blocks_no_client() {
+fn a_watcher_that_does_not_read_gets_the_number_of_missed_events_and_blocks_no_client() {
     let server = TestServer::with(HttpBounds { backlog: 16, ..HttpBounds::default() });
     let client = server.client();
     let mut slow = events(server.address(), "noise/");

@@ -49,7 +49,7 @@ const KINDS: &[(&str, u16, &str, &str)] = &[
     ("DENIED", 403, "The user may not do this", "Have the right given, or ask as another user."),
     ("NOSESSION", 404, "The session does not exist", "Open a new session. Its locks are lost: stop using them."),
     ("TOOLARGE", 413, "The request is too large", "Send less at once."),
-    ("MEDIATYPE", 415, "The body is not said to be JSON", "Send content-type: application/json (curl --json)."),
+    ("MEDIATYPE", 415, "The content type is not JSON", "Send content-type: application/json (curl --json)."),
     ("LIMIT", 422, "A limit of the service would be passed", "Stay within the limit, or have it raised."),
     ("BUSY", 409, "The lock was not available in time", "Try again later, or wait longer with wait_ms."),
     ("NOTSIGNING", 404, "Nothing is signed here", "Have the service started with --sign, or do without."),

@@ -127,7 +127,7 @@ proptest! {
     }
 
     #[test]
-    fn any_words_mean_something_or_are_refused_in_one_line(command in vec(word(), 0..14)) {
+    fn any_words_are_parsed_or_refused_in_one_line(command in vec(word(), 0..14)) {
         let command: Vec<&[u8]> = command.iter().map(Vec::as_slice).collect();
         if let Err(bad) = Command::parse(&command) {
             prop_assert!(!bad.to_string().contains(['\r', '\n', '\u{1b}']), "{bad}");
