@@ -215,6 +215,8 @@ fn blurred(rest: &str) -> String {
     format!("{}:…{}", &rest[..begin], &rest[end..])
 }
 
+type UserAndSecret = (Option<String>, Option<String>);
+
 /// The parts of a URL after its scheme, not decoded.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Url<'a> {
@@ -239,7 +241,7 @@ impl<'a> Url<'a> {
     }
 
     /// Returns the user and the secret, decoded; each is `None` if it is empty.
-    pub(crate) fn login(&self) -> Result<Option<(Option<String>, Option<String>)>, BadUrl> {
+    pub(crate) fn login(&self) -> Result<Option<UserAndSecret>, BadUrl> {
         let Some((user, secret)) = self.login else { return Ok(None) };
         let is_special = |c: &char| c.is_control() || c.is_whitespace() || "/#".contains(*c);
         if let Some(found) = user.chars().chain(secret.chars()).find(is_special) {
