@@ -59,7 +59,10 @@ fn file_system(mounts: &str, directory: &Path) -> Option<String> {
     for line in mounts.lines() {
         let Some((before, after)) = line.split_once(" - ") else { continue };
         let Some(point) = before.split(' ').nth(4) else { continue };
-        let point = PathBuf::from(point.replace("\\040", " "));
+        let unescaped = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+            .iter()
+            .fold(point.to_owned(), |point, (escape, character)| point.replace(escape, character));
+        let point = PathBuf::from(unescaped);
         let is_deeper = best.as_ref().is_none_or(|(best, _)| point.starts_with(best));
         if directory.starts_with(&point) && is_deeper {
             best = after.split(' ').next().map(|kind| (point, kind));
@@ -203,6 +206,7 @@ mod tests {
 27 1 254:0 / / rw shared:1 - ext4 /dev/vda rw
 31 27 0:30 / /srv rw - xfs /dev/vdb rw
 32 31 0:31 / /srv/my\\040locks rw - tmpfs tmpfs rw
+33 31 0:32 / /srv/a\\134b rw - btrfs /dev/vdc rw
 no mount at all";
 
     #[test]
@@ -211,6 +215,7 @@ no mount at all";
         assert_eq!(kind("/var/lib").as_deref(), Some("ext4"));
         assert_eq!(kind("/srv/app").as_deref(), Some("xfs"));
         assert_eq!(kind("/srv/my locks/a").as_deref(), Some("tmpfs"));
+        assert_eq!(kind("/srv/a\\b/c").as_deref(), Some("btrfs"));
         assert_eq!(kind("/srvx").as_deref(), Some("ext4"));
         assert_eq!(file_system("", Path::new("/")), None);
     }

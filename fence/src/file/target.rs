@@ -118,7 +118,12 @@ impl Target {
         let kind = match off_thread(peek).await {
             Ok(Ok((None, mark))) => return Ok(mark),
             Ok(Ok((Some(what), _))) => ErrorKind::misuse(what),
-            Ok(Err(source)) => ErrorKind::unreached(format!("its mark cannot be read: {source}"), source),
+            Ok(Err(source)) => ErrorKind::Unavailable {
+                what: format!("its mark cannot be read: {source}"),
+                may_have_taken_effect: false,
+                is_retryable: is_retryable(&source),
+                source: Some(source.into()),
+            },
             Err(source) => ErrorKind::unreached("it was not finished", source),
         };
         Err(Error::new(kind, &*self.name, "read the mark of"))
@@ -197,7 +202,7 @@ impl Target {
             Ok(Ok(done)) => return Ok(done),
             Ok(Err(AccessError::Refused(kind))) => kind,
             Ok(Err(AccessError::Failed(Failure { what, is_committed, source }))) => {
-                let is_retryable = !matches!(source.kind(), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput);
+                let is_retryable = is_retryable(&source);
                 let (what, source) = (format!("{what}: {source}"), Some(source.into()));
                 ErrorKind::Unavailable { what, may_have_taken_effect: is_committed, is_retryable, source }
             }
@@ -427,6 +432,11 @@ impl Target {
         let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         parts.by_ref().take(3).filter(is_number).count() == 3 && parts.next() == self.file.as_deref()
     }
+}
+
+/// Whether the same call may succeed later: damaged data stay damaged.
+fn is_retryable(error: &io::Error) -> bool {
+    !matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput)
 }
 
 fn refused<O>(verdict: Verdict<O>) -> AccessError {

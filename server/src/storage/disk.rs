@@ -129,12 +129,15 @@ impl RealDisk {
         if let Some(file) = embedded_file(&names) {
             return Err(StorageError::UsedByEmbedded { file: disk.path(file), directory: disk.path("") });
         }
+        let was_used = DirLock::was_used(&names);
+        let dir_lock = DirLock::acquire(&disk.directory)?;
+        // Listed again under the lock: another service may have created its files meanwhile, and ended.
+        let names = disk.list().map_err(|source| failed("list", source))?;
         let has_data =
             |name: &String| name == "watermark" || name.starts_with("log-") || name.starts_with("snapshot-");
-        if DirLock::was_used(&names) && !names.iter().any(has_data) && !may_start_empty {
+        if was_used && !names.iter().any(has_data) && !may_start_empty {
             return Err(StorageError::FilesRemoved { directory: disk.path("") });
         }
-        let dir_lock = DirLock::acquire(&disk.directory)?;
         Ok(RealDisk { _lock: Some(Arc::new(dir_lock)), ..disk })
     }
 }
