@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     }
     let result = match Args::try_parse() {
         Ok(args) => run_command(args),
-        Err(error) => outcome::from_clap(&error),
+        Err(error) => outcome::print_clap(&error),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

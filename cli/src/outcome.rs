@@ -12,7 +12,7 @@ const MISUSE: u8 = 64;
 const UNAVAILABLE: u8 = 69;
 /// Reading or writing failed (`EX_IOERR`).
 const INPUT_OUTPUT: u8 = 74;
-/// The lock was not acquired in time (`EX_TEMPFAIL`).
+/// The lock was not acquired, or not in time (`EX_TEMPFAIL`).
 const NOT_ACQUIRED: u8 = 75;
 /// The lock was lost.
 const LOST: u8 = 76;
@@ -46,7 +46,7 @@ pub(crate) enum Failure {
     /// Input or output failed.
     Io(io::Error),
     /// Input or output failed. The message is complete, and is printed as it is.
-    Storage(String),
+    IoMessage(String),
     /// Exit with this code and print nothing more.
     Exit(u8),
 }
@@ -59,7 +59,7 @@ impl Failure {
             Self::Unavailable(_) => UNAVAILABLE,
             Self::NotAcquired(_) => NOT_ACQUIRED,
             Self::Lost(_) => LOST,
-            Self::Io(_) | Self::Storage(_) => INPUT_OUTPUT,
+            Self::Io(_) | Self::IoMessage(_) => INPUT_OUTPUT,
             Self::Exit(code) => *code,
         }
     }
@@ -71,7 +71,7 @@ impl Failure {
             Self::Misuse(message)
             | Self::Unavailable(message)
             | Self::NotAcquired(message)
-            | Self::Storage(message)
+            | Self::IoMessage(message)
             | Self::Lost(message) => Some(message.clone()),
             Self::Io(error) => Some(format!("reading or writing failed: {error}")),
         }
@@ -103,12 +103,13 @@ pub(crate) fn message_of(error: &Error) -> String {
 }
 
 /// Prints clap's output: help and version on stdout, errors on stderr.
-pub(crate) fn from_clap(error: &clap::Error) -> Result<(), Failure> {
+pub(crate) fn print_clap(error: &clap::Error) -> Result<(), Failure> {
     if error.use_stderr() {
         // clap quotes the argument that it rejects.
         let text = redact_secrets(error.render().ansi().to_string());
-        let args: Vec<_> = std::env::args().skip(1).collect();
-        let hint = command_hint(error.kind(), &args).map_or_else(String::new, |hint| format!("\n  tip: {hint}\n"));
+        let args: Vec<_> = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
+        let hint = command_hint(error, &args).map_or_else(String::new, |hint| format!("\n  tip: {hint}\n"));
+        let hint = redact_secrets(hint);
         unless_closed(write!(anstream::stderr(), "{text}{hint}"))?;
     } else {
         unless_closed(error.print())?;
@@ -116,12 +117,16 @@ pub(crate) fn from_clap(error: &clap::Error) -> Result<(), Failure> {
     if error.use_stderr() { Err(Failure::UsagePrinted) } else { Ok(()) }
 }
 
-/// Suggests how to pass the command after `--`, if it is missing.
-fn command_hint(kind: clap::error::ErrorKind, args: &[String]) -> Option<String> {
-    let at = args.iter().position(|arg| arg == "run" || arg == "elect")?;
-    if kind != clap::error::ErrorKind::MissingRequiredArgument || args.iter().any(|arg| arg == "--") {
+/// If the command line of `run` or `elect` has no `--`, suggests where it goes.
+fn command_hint(error: &clap::Error, args: &[String]) -> Option<String> {
+    if error.kind() != clap::error::ErrorKind::MissingRequiredArgument || args.iter().any(|arg| arg == "--") {
         return None;
     }
+    // clap's message has the usage of the subcommand. An argument can have the same text.
+    let message = error.render().to_string();
+    let subcommand =
+        ["run", "elect"].into_iter().find(|name| message.contains(&format!("Usage: palisade {name} ")))?;
+    let at = args.iter().position(|arg| arg == subcommand)?;
     let general = format!("the command goes after `--`: palisade {} NAME -- COMMAND", args[at]);
     match &args[at + 1..] {
         [name, command @ ..] if !command.is_empty() && !args.iter().any(|arg| arg.starts_with('-')) => {

@@ -69,8 +69,6 @@ pub enum Refusal {
     },
     /// The lock has no holder, so there is nothing to force-release.
     #[error("lock '{lock}' is not held by anyone")]
-    // The name in the protocols of all engines.
-    #[serde(rename = "NobodyHolds")]
     NoHolder {
         /// The lock that the command named.
         lock: LockName,

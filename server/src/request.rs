@@ -27,6 +27,7 @@ pub enum Request {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Query {
+    /// One page of a lock's holders and waiters.
     Lock {
         lock: LockName,
         cursor: u32,
@@ -40,7 +41,7 @@ pub enum Query {
     Leader {
         lock: LockName,
     },
-    /// The claims of a signed token: this token holds this lock now.
+    /// Asks whether this token holds this lock now, for the claims of a signed token.
     Claims {
         lock: LockName,
         token: Token,
@@ -51,11 +52,11 @@ pub enum Query {
 /// A request for locks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AcquireRequest {
-    /// The locks: all of them, or none.
+    /// Each lock with its mode. The node grants all of them or none.
     pub wants: SmallVec<[Want; 1]>,
     /// The session that will hold them.
     pub holder: Holder,
-    /// How long to wait, in milliseconds; `None` for not at all.
+    /// How long to wait, in milliseconds; `None` or 0 for not at all. An asynchronous request waits in any case.
     pub wait_ms: Option<u64>,
     /// The lock-delay: how long the locks stay withheld after the session expires.
     pub delay: Option<Delay>,
@@ -92,8 +93,8 @@ impl AcquireRequest {
         self.is_async || self.wait_ms.is_some_and(|ms| ms > 0)
     }
 
-    /// Returns whether the reply may take more than one commit. A connection that answers in order carries out no other
-    /// command until then.
+    /// Returns whether the reply may come later than the next commit: the request waits for its locks, or opens a session
+    /// first. A connection that answers in order runs no other command before that reply.
     pub(crate) fn is_blocking(&self) -> bool {
         self.holder.session().is_none() || (self.waits() && !self.is_async)
     }

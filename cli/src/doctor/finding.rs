@@ -22,7 +22,7 @@ pub(super) enum Status {
     Ok,
     /// The engine works, but something threatens a promise, or soon will.
     Warning,
-    /// The engine cannot be used.
+    /// The engine cannot be used, or a promise is broken.
     Failure,
 }
 

@@ -8,12 +8,16 @@ use super::finding::Finding;
 const OLDEST: i32 = 130_000;
 
 /// Examines the server of a URL.
-pub(super) async fn findings(rest: &str) -> Vec<Finding> {
+pub(super) async fn findings(url_after_scheme: &str) -> Vec<Finding> {
     // The attempt to connect has already reported what is wrong.
-    let Ok(config) = Config::parse(rest) else { return Vec::new() };
+    let Ok(config) = Config::parse(url_after_scheme) else { return Vec::new() };
     match survey(&config).await {
         Ok(survey) => judge(&survey),
-        Err(_) => Vec::new(),
+        Err(failure) => vec![Finding::warning(
+            "settings",
+            format!("the server's settings cannot be read: {failure}"),
+            "grant the role the right to read them, then run this again",
+        )],
     }
 }
 
@@ -55,8 +59,8 @@ fn judge(survey: &Survey) -> Vec<Finding> {
     findings.push(match survey.synchronous_commit.as_str() {
         "off" => Finding::warning(
             "commit",
-            "synchronous_commit is off: grants and keep-alives are durable all the same, but a crash may lose your own \
-             transactions under a lock",
+            "synchronous_commit is off: Palisade switches it on for its grants and keep-alives, but a crash may lose your \
+             own transactions under a lock",
             "set synchronous_commit = on",
         ),
         "local" if !survey.synchronous_standbys.is_empty() => Finding::warning(
@@ -70,7 +74,7 @@ fn judge(survey: &Survey) -> Vec<Finding> {
         findings.push(Finding::warning(
             "standbys",
             "the server has standbys, and no commit waits for them: one that is promoted can lose tokens",
-            "set synchronous_standby_names, or after a promotion: SELECT palisade.raise_tokens(above)",
+            "set synchronous_standby_names, or after a promotion SELECT palisade.raise_tokens(N), with N above every token that a client or a resource has seen",
         ));
     }
     findings.push(match survey.is_pooled {
@@ -81,7 +85,7 @@ fn judge(survey: &Survey) -> Vec<Finding> {
             "connect to PostgreSQL itself, or use the pooler in session mode",
         ),
     });
-    // The attempt to connect has already reported a restored copy, with advice.
+    // `palisade.check()` also reports that the tables were restored from a copy. Connecting has reported it, with advice.
     let is_copy = |contradiction: &&String| contradiction.starts_with("these locks are a copy");
     let contradictions: Vec<_> = survey.contradictions.iter().filter(|found| !is_copy(found)).cloned().collect();
     if !contradictions.is_empty() {

@@ -42,7 +42,7 @@ pub(crate) struct Acquire {
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
 
-    /// Print the signed token, too, for resources that want proof of the token; the service must sign
+    /// Also print the signed token, for resources that verify it; needs a service that signs tokens
     #[arg(long)]
     signed: bool,
 
@@ -71,27 +71,41 @@ pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8)
     let label = label.clone().or_else(|| settings.label.clone()).unwrap_or_else(|| "palisade acquire".to_owned());
     let label = text::label(label);
     let palisade = Options::new().ttl(ttl).label(&label).connect(&settings.url).await?;
-    // From here on a signal must release the session. Before, it may end the process while the engine connects.
+    // From here on this process catches signals, and ends its session before it exits. While it connects, a signal ends it.
     let mut signals = Signals::listen()?;
     let held = args
         .acquire(&palisade, &mut signals, Verbosity { level: verbose, label: &label, url: &settings.url })
         .await?;
     let token = held.token()?;
     let signed_token = match signed {
-        true => match held.signed(&args.names).await {
-            Ok(signed) => signed,
-            Err(error) => {
+        true => {
+            let signed = tokio::select! {
+                biased;
+                signal = signals.stop_requested() => Err(Failure::Exit(signal.exit_code())),
+                signed = held.signed(&args.names) => signed.map_err(Failure::from),
+            };
+            if signed.is_err() {
                 // If the release fails, the session ends with this process or by its TTL.
                 drop(held.release().await);
-                return Err(error.into());
             }
-        },
+            signed?
+        }
         false => None,
     };
+    // From here on the lock outlives this process, also when a later step fails.
     let session = palisade.detach().await?;
     let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
     let url = settings.redacted_url();
     let lease = Lease { schema: 1, locks: &args.names, token, signed_token, session, ttl_ms, url: &url };
+    let interrupted = tokio::select! {
+        biased;
+        signal = signals.stop_requested() => Some(signal),
+        () = std::future::ready(()) => None,
+    };
+    if let Some(signal) = interrupted {
+        settings.connect().await?.detached_session(session).close().await?;
+        return Err(Failure::Exit(signal.exit_code()));
+    }
     let printed = if *json { text::print_json(&lease, &mut stdout()) } else { lease.for_shell(&mut stdout()) };
     if printed.is_err() {
         // The caller did not get the token, so it could not release the lock.
@@ -103,11 +117,15 @@ pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8)
 impl Lease<'_> {
     fn for_shell(&self, out: &mut impl Write) -> std::io::Result<()> {
         writeln!(out, "export PALISADE_LOCK={}", shell_word(&self.locks.join("\n")))?;
-        if let Some(token) = self.token {
-            writeln!(out, "export PALISADE_TOKEN={token}")?;
-        }
-        if let Some(signed) = &self.signed_token {
-            writeln!(out, "export PALISADE_SIGNED_TOKEN={}", shell_word(signed))?;
+        let token = self.token.map(|token| token.to_string());
+        let signed_token = self.signed_token.as_deref().map(shell_word);
+        for (name, value) in [("PALISADE_TOKEN", token), ("PALISADE_SIGNED_TOKEN", signed_token)] {
+            match value {
+                Some(value) => writeln!(out, "export {name}={value}")?,
+                // An earlier lock has left its own in this shell.
+                None if std::env::var_os(name).is_some() => writeln!(out, "unset {name}")?,
+                None => {}
+            }
         }
         writeln!(out, "export PALISADE_SESSION={}", self.session)?;
         writeln!(out, "export PALISADE_URL={}", shell_word(self.url))

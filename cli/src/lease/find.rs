@@ -1,4 +1,4 @@
-//! The grant to renew or release, from the options or from the variables that `acquire` has set.
+//! The grant to renew or release, from the options or from the variables that `acquire` prints for the shell.
 
 use palisade::engine::{HolderInfo, LockInfo};
 use palisade::{Palisade, SessionId, Token};
@@ -27,7 +27,7 @@ pub(super) struct GrantArgs {
 /// A grant that is held.
 #[derive(Debug)]
 pub(super) struct Grant {
-    /// The locks that the options name, at least one. Locks acquired together are one grant, so the first finds it.
+    /// The locks that the options name, at least one. Locks acquired together have one grant, so looking up the first is enough.
     pub(super) names: Vec<String>,
     pub(super) token: Token,
     pub(super) session: SessionId,
@@ -39,7 +39,7 @@ fn parse_session(text: &str) -> Result<SessionId, String> {
 }
 
 impl GrantArgs {
-    /// Connects and returns the grant if it is still held. Does not create a missing lock file.
+    /// Connects and returns the grant if it is still held. Does not create a missing `embedded:` database.
     pub(super) async fn find(&self, settings: &Settings) -> Result<(Palisade, Grant), Failure> {
         let names = self.names()?;
         let lock = &names[0];
@@ -55,8 +55,9 @@ impl GrantArgs {
         }
     }
 
-    /// Returns the locks of the grant, at least one; an error unless the options also identify the grant.
+    /// Returns the named locks, at least one. Fails if none is named, or neither a token nor a session.
     fn names(&self) -> Result<Vec<String>, Failure> {
+        // Several locks are separated by newlines, as in PALISADE_LOCK.
         let Some(names) = &self.name else {
             let message = "say which lock, as `palisade acquire` printed it: a name and --token, or set PALISADE_LOCK \
                            and PALISADE_TOKEN";
@@ -77,23 +78,25 @@ impl GrantArgs {
     }
 
     fn not_held(&self, names: &[String], info: Option<&LockInfo>) -> String {
-        let holder = match (self.token, self.session) {
-            (Some(token), _) => format!("token {token}"),
+        let grant = match (self.token, self.session) {
+            (Some(token), Some(session)) => format!("token {token} by session {session}"),
+            (Some(token), None) => format!("token {token}"),
             (None, Some(session)) => format!("session {session}"),
             (None, None) => "it".to_owned(),
         };
-        let ended = info.and_then(|info| {
-            let ended = |ended: &&palisade::engine::EndedInfo| Some(ended.token) == self.token;
-            Some(format!(": it ended ({})", plain(&info.history.iter().find(ended)?.how)))
+        let how_it_ended = info.and_then(|info| {
+            let has_our_token = |past: &&palisade::engine::EndedInfo| Some(past.token) == self.token;
+            Some(format!(": that grant ended ({})", plain(&info.history.iter().find(has_our_token)?.how)))
         });
+        let first = plain(&names[0]);
         let now = match info.and_then(|info| info.holders.first()) {
             Some(holder) => {
                 let label = holder.label.as_deref().map_or(WITHHELD.to_owned(), plain);
-                format!("now it is held by {label} with token {}", holder.token)
+                format!("'{first}' is now held by {label} with token {}", holder.token)
             }
-            None => "no session holds it now".to_owned(),
+            None => format!("no session holds '{first}' now"),
         };
-        format!("{} not held with {holder}{}; {now}", subject(names), ended.unwrap_or_default())
+        format!("{} not held with {grant}{}; {now}", subject(names), how_it_ended.unwrap_or_default())
     }
 }
 

@@ -9,14 +9,14 @@ use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 /// The first argument of the wrapper that executes a server; then follow its parent's PID, the program and its arguments.
 const SERVER: &str = "_server";
 
-/// Runs this binary again in another role, as a child that dies with this process.
+/// Returns the command that runs this binary in another role, as a child that dies with this process.
 pub(super) fn self_command(role: &str) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg(role).arg(getpid().as_raw_nonzero().to_string());
     command
 }
 
-/// Runs another program, as a child that dies with this process.
+/// Returns the command that runs a server, as a child that dies with this process.
 pub(super) fn server(program: impl AsRef<OsStr>) -> Command {
     let mut command = self_command(SERVER);
     command.arg(program);
@@ -24,7 +24,7 @@ pub(super) fn server(program: impl AsRef<OsStr>) -> Command {
 }
 
 /// Returns the arguments if this process was started in this role, and asks the kernel to kill it when its parent dies.
-/// `None`: another role. `Err`: the parent is already gone, and the process must exit at once.
+/// `None`: another role. `Err`: the parent is already gone, or its death cannot be noticed. The process must exit at once.
 pub(super) fn enter_role(role: &str, args: &[OsString]) -> Option<Result<Vec<OsString>, ExitCode>> {
     let [_, first, parent, rest @ ..] = args else { return None };
     if first != role {

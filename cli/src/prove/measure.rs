@@ -18,9 +18,9 @@ use crate::outcome::Failure;
 use crate::signals::Signals;
 use crate::stores::redact_secret;
 
-/// How long a writer may take to finish its last update. Longer than any update takes.
+/// How long to wait for the next message of any writer after their end was requested. Longer than any update takes.
 const END_TIMEOUT: Duration = Duration::from_secs(120);
-/// How often the progress line is updated.
+/// The longest time between two updates of the progress line.
 const TICK: Duration = Duration::from_millis(200);
 
 /// The settings that all runs share.
@@ -49,15 +49,16 @@ pub(super) struct Counts {
     pub(super) acknowledged: u64,
     /// Updates that the fence refused.
     pub(super) refused: u64,
-    /// Acknowledged updates that are gone.
+    /// Acknowledged updates that are gone. An update of unknown outcome that took effect hides one of them.
     pub(super) lost: u64,
     /// Acknowledged updates that wrote the same number as another one.
     pub(super) repeated: u64,
-    /// How often a writer was stopped.
+    /// How often a writer was paused.
     pub(super) pauses: u64,
     /// Pauses in which another writer read the same number before the paused one had written.
     pub(super) overtaken: u64,
     /// Updates whose outcome is unknown.
+    // Programs rely on the names in JSON.
     #[serde(rename = "unsure")]
     pub(super) unknown: u64,
     /// Attempts that failed, and certainly changed nothing.
@@ -73,7 +74,7 @@ struct Measurement<'a> {
     plan: &'a Plan,
     writers: Writers,
     pauser: Pauser,
-    stopped: Vec<Stopped>,
+    paused: Vec<Paused>,
     /// The number that each writer has read and not written yet.
     pending_read: Vec<Option<u64>>,
     written: BTreeSet<u64>,
@@ -81,10 +82,10 @@ struct Measurement<'a> {
 }
 
 /// A paused writer.
-struct Stopped {
+struct Paused {
     writer: usize,
     until: Instant,
-    /// The number that it has read, if it was stopped between reading and writing.
+    /// The number that it has read, if it was paused between reading and writing.
     read: Option<u64>,
     is_overtaken: bool,
 }
@@ -98,7 +99,7 @@ pub(super) async fn run(
 ) -> Result<Counts, Failure> {
     let name = super::unused_name();
     let store = store::open(&plan.resource, &name).await?;
-    store.make(fencing).await?;
+    store.create_data(fencing).await?;
     let result = tokio::select! {
         biased;
         end = signals.stop_requested() => Err(Failure::Exit(end.exit_code())),
@@ -131,7 +132,7 @@ async fn measure(
         plan,
         writers: Writers::start((0..plan.writers).map(config))?,
         pauser: Pauser::new(plan.seed, plan.ttl),
-        stopped: Vec::new(),
+        paused: Vec::new(),
         pending_read: vec![None; plan.writers],
         written: BTreeSet::new(),
         counts: Counts::default(),
@@ -164,17 +165,17 @@ impl Measurement<'_> {
         let began = Instant::now();
         while !self.is_enough(began) {
             progress.show(fencing, self.plan.until, began.elapsed(), &self.counts);
-            let next_wake = self.next_wake();
+            let next_timer = self.next_timer();
             tokio::select! {
                 message = self.writers.receive() => match message {
                     Some((writer, Some(event))) => self.note(writer, event, true)?,
-                    Some((writer, None)) => return Err(self.ended(writer)),
+                    Some((writer, None)) => return Err(self.unexpected_exit(writer)),
                     None => return Err(Failure::Unavailable("all writers have ended".to_owned())),
                 },
-                () = tokio::time::sleep_until(next_wake) => self.wake()?,
+                () = tokio::time::sleep_until(next_timer) => self.resume_due()?,
             }
         }
-        self.writers.request_stop()?;
+        self.writers.request_end()?;
         let mut running = self.writers.len();
         while running > 0 {
             let message = tokio::time::timeout(END_TIMEOUT, self.writers.receive()).await;
@@ -194,9 +195,9 @@ impl Measurement<'_> {
         }
     }
 
-    fn next_wake(&self) -> Instant {
+    fn next_timer(&self) -> Instant {
         let tick = Instant::now() + TICK;
-        self.stopped.iter().map(|stopped| stopped.until).min().map_or(tick, |until| until.min(tick))
+        self.paused.iter().map(|paused| paused.until).min().map_or(tick, |until| until.min(tick))
     }
 
     fn note(&mut self, writer: usize, event: WriterEvent, may_pause: bool) -> io::Result<()> {
@@ -204,7 +205,11 @@ impl Measurement<'_> {
         match event {
             WriterEvent::Read(number) => {
                 self.pending_read[writer] = Some(number);
-                let has_overtaken = self.overtake(writer, number);
+                // A line that the writer printed before it was paused may arrive only now.
+                if let Some(paused) = self.paused.iter_mut().find(|paused| paused.writer == writer) {
+                    paused.read = Some(number);
+                }
+                let has_overtaken = self.mark_overtaken(writer, number);
                 if may_pause {
                     self.maybe_pause(writer, has_overtaken)?;
                 }
@@ -216,23 +221,26 @@ impl Measurement<'_> {
             WriterEvent::Refused => self.counts.refused += 1,
             WriterEvent::UnknownOutcome(message) => {
                 self.counts.unknown += 1;
-                self.counts.last_error = Some(redact_secret(message, &self.plan.resource));
+                self.counts.last_error = Some(self.redacted(message));
             }
             WriterEvent::Failed(message) => {
                 self.counts.failed += 1;
-                self.counts.last_error = Some(redact_secret(message, &self.plan.resource));
+                self.counts.last_error = Some(self.redacted(message));
             }
         }
         Ok(())
     }
 
-    /// Marks paused writers that have read the same number as this one, since both will write the same. Returns whether
-    /// there is one.
-    fn overtake(&mut self, writer: usize, number: u64) -> bool {
+    fn redacted(&self, message: String) -> String {
+        redact_secret(redact_secret(message, &self.plan.resource), &self.plan.engine)
+    }
+
+    /// Marks the paused writers that had read `number` too, since both will write the same. Returns whether it marked any.
+    fn mark_overtaken(&mut self, writer: usize, number: u64) -> bool {
         let before = self.counts.overtaken;
-        for stopped in &mut self.stopped {
-            if stopped.writer != writer && stopped.read == Some(number) && !stopped.is_overtaken {
-                stopped.is_overtaken = true;
+        for paused in &mut self.paused {
+            if paused.writer != writer && paused.read == Some(number) && !paused.is_overtaken {
+                paused.is_overtaken = true;
                 self.counts.overtaken += 1;
             }
         }
@@ -240,30 +248,29 @@ impl Measurement<'_> {
     }
 
     fn maybe_pause(&mut self, holder: usize, has_overtaken: bool) -> io::Result<()> {
-        let is_stopped = |writer: usize| self.stopped.iter().any(|stopped| stopped.writer == writer);
-        let running: Vec<usize> = (0..self.writers.len()).filter(|writer| !is_stopped(*writer)).collect();
-        // A line that the writer printed before it was stopped may arrive only now.
-        if is_stopped(holder) {
+        let is_paused = |writer: usize| self.paused.iter().any(|paused| paused.writer == writer);
+        let running: Vec<usize> = (0..self.writers.len()).filter(|writer| !is_paused(*writer)).collect();
+        if is_paused(holder) {
             return Ok(());
         }
         let Some(pause) = self.pauser.decide(holder, &running, has_overtaken) else { return Ok(()) };
-        self.writers.stop(pause.writer)?;
+        self.writers.pause(pause.writer)?;
         self.counts.pauses += 1;
         let (writer, until, read) = (pause.writer, Instant::now() + pause.time, self.pending_read[pause.writer]);
-        self.stopped.push(Stopped { writer, until, read, is_overtaken: false });
+        self.paused.push(Paused { writer, until, read, is_overtaken: false });
         Ok(())
     }
 
-    /// Wakes the writers whose pause is over.
-    fn wake(&mut self) -> io::Result<()> {
+    /// Resumes the writers whose pause is over.
+    fn resume_due(&mut self) -> io::Result<()> {
         let now = Instant::now();
-        for stopped in self.stopped.extract_if(.., |stopped| stopped.until <= now) {
-            self.writers.wake(stopped.writer)?;
+        for paused in self.paused.extract_if(.., |paused| paused.until <= now) {
+            self.writers.resume(paused.writer)?;
         }
         Ok(())
     }
 
-    fn ended(&mut self, writer: usize) -> Failure {
+    fn unexpected_exit(&mut self, writer: usize) -> Failure {
         let status =
             self.writers.exit_status(writer).map_or_else(|error| error.to_string(), |status| status.to_string());
         Failure::Unavailable(format!("a writer exited unexpectedly ({status}); its messages are above"))

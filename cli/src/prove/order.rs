@@ -59,7 +59,7 @@ pub(super) async fn run(options: &Options, global: &Global) -> Result<(), Failur
             let name = unused_name();
             let store = store::open(&setup.resource, &name).await?;
             report.resource = store.describe();
-            store.make(fencing).await?;
+            store.create_data(fencing).await?;
             let timeline = run_schedule(&setup.engine, &name, &*store, fencing).await;
             let removed = store.remove().await;
             report.results.push(timeline?);

@@ -45,16 +45,16 @@ impl Writers {
         self.messages.recv().await
     }
 
-    pub(super) fn stop(&self, writer: usize) -> io::Result<()> {
+    pub(super) fn pause(&self, writer: usize) -> io::Result<()> {
         self.writers[writer].signal(Signal::STOP)
     }
 
-    pub(super) fn wake(&self, writer: usize) -> io::Result<()> {
+    pub(super) fn resume(&self, writer: usize) -> io::Result<()> {
         self.writers[writer].signal(Signal::CONT)
     }
 
     /// Resumes all writers, and asks them to stop after their current update.
-    pub(super) fn request_stop(&mut self) -> io::Result<()> {
+    pub(super) fn request_end(&mut self) -> io::Result<()> {
         for writer in &mut self.writers {
             writer.stdin = None;
             writer.signal(Signal::CONT)?;

@@ -166,13 +166,13 @@ async fn listen(address: SocketAddr, name: &str) -> Result<TcpListener, Failure>
 
 fn failure(error: ServiceError, has_started: bool) -> Failure {
     match error {
-        ServiceError::Directory(error @ StorageError::FilesRemoved { .. }) => Failure::Storage(not_started(&error)),
+        ServiceError::Directory(error @ StorageError::FilesRemoved { .. }) => Failure::IoMessage(not_started(&error)),
         ServiceError::Directory(error @ StorageError::UsedByEmbedded { .. }) => Failure::Misuse(not_started(&error)),
         ServiceError::Directory(error) => Failure::Unavailable(error.to_string()),
         ServiceError::Keys(error) => Failure::Unavailable(format!("it cannot sign: {error}")),
         ServiceError::Refused(refusal) => Failure::Misuse(not_started(&refusal)),
-        other if !has_started => Failure::Storage(not_started(&other)),
-        other => Failure::Storage(format!("the service has stopped, and answers nothing more: {other}")),
+        other if !has_started => Failure::IoMessage(not_started(&other)),
+        other => Failure::IoMessage(format!("the service has stopped, and answers nothing more: {other}")),
     }
 }
 

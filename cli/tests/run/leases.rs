@@ -54,6 +54,28 @@ fn names_of_any_kind_survive_the_shell() {
     assert!(ended.errors.contains("released '"), "{ended:?}");
 }
 
+/// The variables of an earlier lock would make `renew` look for the wrong grant.
+#[test]
+fn the_variables_of_an_earlier_lock_do_not_stay() {
+    let fixture = Fixture::new();
+    let steps = r#"
+        eval "$(palisade acquire one)"
+        eval "$(palisade acquire two --efficiency)"
+        echo "token ${PALISADE_TOKEN-none}"
+        palisade renew"#;
+    script(&fixture, steps).expect(0, &["token none"]);
+}
+
+#[test]
+fn a_token_that_another_session_holds_is_reported_with_the_session() {
+    let fixture = Fixture::new();
+    let steps = r#"
+        eval "$(palisade acquire one)"
+        palisade acquire two > /dev/null
+        palisade release two --token 2"#;
+    script(&fixture, steps).expect_failure(76, "'two' is not held with token 2 by session 1");
+}
+
 #[test]
 fn a_lease_ends_when_its_ttl_passes_without_a_renewal() {
     let fixture = Fixture::new();
@@ -76,7 +98,7 @@ fn a_lease_ends_when_its_ttl_passes_without_a_renewal() {
 fn only_the_token_releases() {
     let fixture = Fixture::new();
     palisade(&fixture, &["acquire", "x"]);
-    palisade(&fixture, &["release", "x", "--token", "2"]).expect_failure(76, "now it is held by operator on desk");
+    palisade(&fixture, &["release", "x", "--token", "2"]).expect_failure(76, "'x' is now held by operator on desk");
     palisade(&fixture, &["release", "x"]).expect_failure(64, "say with which --token 'x' is held");
     palisade(&fixture, &["release"]).expect_failure(64, "say which lock");
     assert!(fixture.is_held("x"));

@@ -57,6 +57,21 @@ fn a_command_must_be_given() {
     let hint = Running::new(fixture.command(&["run", "hello", "echo", "hi"])).end();
     assert!(hint.errors.contains("tip: the command goes after `--`: palisade run hello -- echo hi\n"), "{hint:?}");
     assert_message("nothing-after-dashes", &Running::new(fixture.command(&["run", "x", "--"])).end(), 64);
+    let secret = Running::new(fixture.command(&["run", "hello", "curl", "https://me:xyzzy@host/"])).end();
+    assert!(secret.errors.contains("tip: ") && !secret.errors.contains("xyzzy"), "{secret:?}");
+    // A lock may be named like a subcommand.
+    let other = Running::new(fixture.command(&["break", "run"])).end();
+    assert!(other.code == 64 && !other.errors.contains("tip: the command goes after"), "{other:?}");
+}
+
+#[test]
+fn arguments_that_are_not_utf_8_are_refused() {
+    use std::os::unix::ffi::OsStrExt;
+    let fixture = Fixture::new();
+    let mut command = fixture.command(&["--bogus"]);
+    command.arg(std::ffi::OsStr::from_bytes(b"\xff"));
+    let refused = Running::new(command).end();
+    assert!(refused.code == 64 && refused.errors.contains("--bogus"), "{refused:?}");
 }
 
 #[test]

@@ -57,14 +57,10 @@ pub(super) struct Undelivered {
     request: AcquireRequest,
 }
 
-/// The clients that learn how a wait ends. A numbered request can be repeated in the other form, so there may be both kinds.
-#[derive(Default)]
-struct Waiter {
-    /// They get a push.
-    subscribers: Subscribers,
-    number: Option<RequestNo>,
-    /// Its client gets a reply.
-    pending: Option<PendingId>,
+enum Waiter {
+    /// The client gets a push.
+    Push(Subscribers, Option<RequestNo>),
+    Pending(PendingId),
 }
 
 pub(super) struct Waits {
@@ -102,9 +98,10 @@ impl Waits {
         connection: ConnectionId,
         clients: &Clients,
     ) {
-        let waiter = self.by_ticket.entry(ticket).or_default();
-        waiter.number = number;
-        waiter.subscribers.add(connection, clients);
+        let waiter = self.by_ticket.entry(ticket).or_insert_with(|| Waiter::Push(Subscribers::default(), number));
+        if let Waiter::Push(subscribers, _) = waiter {
+            subscribers.add(connection, clients);
+        }
     }
 }
 
@@ -229,7 +226,7 @@ impl Node {
         let wait = Duration::from_millis(acquire.request.wait_ms.unwrap_or(0));
         let is_abandoned = acquire.is_abandoned;
         // A repeat of a numbered request takes over the wait of the first one, which is answered without a grant.
-        if let Some(first) = self.waits.by_ticket.entry(ticket).or_default().pending.replace(pending)
+        if let Some(Waiter::Pending(first)) = self.waits.by_ticket.insert(ticket, Waiter::Pending(pending))
             && first != pending
         {
             if let Some(first) = self.waits.pending.get_mut(&first) {
@@ -396,20 +393,24 @@ impl Node {
             waits.observe(waited);
         }
         self.queue_limit.left(ticket);
-        let Some(Waiter { subscribers, number, pending }) = self.waits.by_ticket.remove(&ticket) else { return };
-        let push = match outcome {
-            Ok(token) => Push::Granted { session, number, token },
-            Err(why) => Push::WaitEnded { session, number, why: why.clone() },
-        };
-        self.push(subscribers.connected(&self.clients), push);
-        if let Some(pending) = pending {
-            let outcome = match outcome {
-                Ok(token) => Ok(token),
-                Err(Departure::Refused(refusal)) => Err(NoGrant::Refused(refusal.clone())),
-                Err(Departure::SessionEnded(_)) => Err(NoGrant::Refused(Refusal::NoSuchSession { session })),
-                Err(Departure::Cancelled) => Err(NoGrant::NotAvailable),
-            };
-            self.finish(pending, outcome);
+        match self.waits.by_ticket.remove(&ticket) {
+            Some(Waiter::Push(subscribers, number)) => {
+                let push = match outcome {
+                    Ok(token) => Push::Granted { session, number, token },
+                    Err(why) => Push::WaitEnded { session, number, why: why.clone() },
+                };
+                self.push(subscribers.connected(&self.clients), push);
+            }
+            Some(Waiter::Pending(pending)) => self.finish(
+                pending,
+                match outcome {
+                    Ok(token) => Ok(token),
+                    Err(Departure::Refused(refusal)) => Err(NoGrant::Refused(refusal.clone())),
+                    Err(Departure::SessionEnded(_)) => Err(NoGrant::Refused(Refusal::NoSuchSession { session })),
+                    Err(Departure::Cancelled) => Err(NoGrant::NotAvailable),
+                },
+            ),
+            None => {}
         }
     }
 

@@ -244,7 +244,7 @@ fn the_shell_and_the_library_share_locks() {
         let refused: Option<(u64, Option<u64>, Option<String>)> =
             shell.query_first("CALL palisade_break('orders/42', 'a test', NULL)").await.expect("an answer");
         let refused = refused.and_then(|(_, _, refusal)| refusal).expect("it is free");
-        assert!(refused.contains("NobodyHolds"), "{refused}");
+        assert!(refused.contains("NoHolder"), "{refused}");
         for bad in ["''", "'$x'", "'a\\nb'", "REPEAT('a', 513)"] {
             let sql = format!("CALL palisade_acquire({bad}, 30000, 'a shell')");
             shell.query_drop(sql).await.expect_err("it is no name");

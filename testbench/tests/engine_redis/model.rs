@@ -209,10 +209,12 @@ impl Pair {
             Ok(Answer::Forced { grants, moved_to }) => Reply::Forced(grants.into(), moved_to.get()),
             Ok(Answer::Opened { .. }) => unreachable!("sessions are opened elsewhere"),
             Err(Refusal::NoSuchSession { .. }) => Reply::Ended,
-            Err(refusal) => {
-                let debug = format!("{refusal:?}");
-                Reply::Refused(debug.split([' ', '{']).next().unwrap_or_default().to_owned())
-            }
+            Err(refusal) => match serde_json::to_value(&refusal).expect("JSON") {
+                serde_json::Value::String(name) => Reply::Refused(name),
+                object => Reply::Refused(
+                    object.as_object().and_then(|fields| fields.keys().next()).expect("a name").clone(),
+                ),
+            },
         }
     }
 

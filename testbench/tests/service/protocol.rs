@@ -94,32 +94,6 @@ fn a_grant_is_pushed_to_every_connection_that_requested_it() {
     }
 }
 
-/// A numbered request may be repeated in the other form, blocking or not. Both clients learn of the grant, whichever request
-/// arrives first.
-#[test]
-fn a_request_that_is_sent_in_both_forms_is_answered_in_both() {
-    for blocks_first in [true, false] {
-        let fixture = Fixture::new();
-        let [mut one, mut two, mut holder] = [(); 3].map(|()| RespConnection::new(&fixture));
-        holder.ask("SESSION OPEN 60000", 5);
-        holder.ask("SESSION OPEN 60000", 5);
-        holder.ask("LOCK ACQUIRE a SESSION 1", 7);
-        let blocking = "LOCK ACQUIRE a SESSION 2 REQ 1 WAIT 60000";
-        if blocks_first {
-            one.send(blocking);
-            holder.ask("PING", 1);
-        }
-        assert_eq!(two.ask("LOCK ACQUIRE a SESSION 2 REQ 1 ASYNC", 1), "+QUEUED");
-        if !blocks_first {
-            one.send(blocking);
-            holder.ask("PING", 1);
-        }
-        assert_eq!(holder.ask("LOCK RELEASE a 1", 1), ":1");
-        assert_eq!(two.read_words(5), ">4 granted :2 :1 :2");
-        assert_eq!(one.read_words(7), "%3 token :2 session :2 ttl_ms :60000");
-    }
-}
-
 #[test]
 fn a_connection_gets_an_event_once() {
     let fixture = Fixture::new();

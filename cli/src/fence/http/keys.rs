@@ -10,10 +10,11 @@ use palisade_fence::signed::Verifier;
 use crate::outcome::Failure;
 use crate::stores::{redacted, web};
 
-/// How often the keys are read again. A new or retired key takes effect after at most this long.
+/// How often the keys are read again. The first successful read accepts a new key, and refuses a retired one.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Reads the keys from a URL or a file, and refreshes them while this process lives.
+/// Reads the keys from a URL or a file, and refreshes them while this process lives. The first read says which cluster issues
+/// the tokens; later reads must name the same one. `user_header` is the header in which the proxy in front names the user.
 pub(super) async fn signatures(source: &str, user_header: Option<&HeaderName>) -> Result<Signatures, Failure> {
     let text = read(source).await?;
     let verifier = Verifier::of_issuer(&text).map_err(|error| bad(source, &error))?;
@@ -24,7 +25,7 @@ pub(super) async fn signatures(source: &str, user_header: Option<&HeaderName>) -
         None => signatures,
         Some(name) => signatures.presented_by(move |parts: &Parts| {
             let mut values = parts.headers.get_all(&name).iter();
-            // With two values, one may have been added by the client.
+            // The proxy in front sets one. With two, the client may have added one, so neither counts.
             let (value, another) = (values.next()?, values.next());
             another.is_none().then(|| value.to_str().ok().map(str::to_owned))?
         }),

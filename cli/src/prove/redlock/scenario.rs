@@ -75,7 +75,7 @@ impl Setup {
         let resource = format!("file:{}", folder.display());
         let fencing = if self.protection == Protection::Fenced { Fencing::Strict } else { Fencing::None };
         let store: Box<dyn Store> = store::open(&resource, &name).await?;
-        store.make(fencing).await?;
+        store.create_data(fencing).await?;
         let config = |engine| ClientConfig {
             engine,
             lock: lock_name(&name),

@@ -78,7 +78,7 @@ impl Store for Counter {
         format!("a file in {}", self.folder.display())
     }
 
-    fn make(&self, _: Fencing) -> StoreFuture<'_, ()> {
+    fn create_data(&self, _: Fencing) -> StoreFuture<'_, ()> {
         Box::pin(async { self.replace("0").map_err(failed) })
     }
 

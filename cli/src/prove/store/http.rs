@@ -61,7 +61,7 @@ impl Store for Counter {
         }
     }
 
-    fn make(&self, _: Fencing) -> StoreFuture<'_, ()> {
+    fn create_data(&self, _: Fencing) -> StoreFuture<'_, ()> {
         self.write(0)
     }
 

@@ -29,7 +29,7 @@ pub(super) trait Store: Send + Sync {
     fn describe(&self) -> String;
 
     /// Creates the number, as 0, and prepares the store for one kind of fencing.
-    fn make(&self, fencing: Fencing) -> StoreFuture<'_, ()>;
+    fn create_data(&self, fencing: Fencing) -> StoreFuture<'_, ()>;
 
     /// Removes what `make` created. The fence's mark may stay.
     fn remove(&self) -> StoreFuture<'_, ()>;

@@ -46,7 +46,7 @@ impl Store for Counter {
         redacted(&self.url)
     }
 
-    fn make(&self, fencing: Fencing) -> StoreFuture<'_, ()> {
+    fn create_data(&self, fencing: Fencing) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let table = &self.table;
             let mut plain = self.plain.lock().await;

@@ -51,7 +51,7 @@ impl Store for Counter {
         redacted(&self.url)
     }
 
-    fn make(&self, fencing: Fencing) -> StoreFuture<'_, ()> {
+    fn create_data(&self, fencing: Fencing) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let (table, mut plain) = (&self.table, self.plain.lock().await);
             let sql = format!("CREATE TABLE {table} AS SELECT 0::bigint AS number, 0::bigint AS seen");

@@ -64,7 +64,7 @@ impl Store for Counter {
         redacted(&self.url)
     }
 
-    fn make(&self, fencing: Fencing) -> StoreFuture<'_, ()> {
+    fn create_data(&self, fencing: Fencing) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             match fencing {
                 // The key must not exist yet: the fence takes a key without a mark for one that lost its mark.

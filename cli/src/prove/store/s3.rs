@@ -60,7 +60,7 @@ impl Store for Counter {
         stores::redacted(&self.url)
     }
 
-    fn make(&self, _: Fencing) -> StoreFuture<'_, ()> {
+    fn create_data(&self, _: Fencing) -> StoreFuture<'_, ()> {
         self.write(0)
     }
 

@@ -53,7 +53,7 @@ impl Store for Counter {
         format!("SQLite {}", self.path)
     }
 
-    fn make(&self, fencing: Fencing) -> StoreFuture<'_, ()> {
+    fn create_data(&self, fencing: Fencing) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let table = &self.table;
             let sql = format!(

@@ -1344,7 +1344,7 @@ BEGIN
     ELSEIF NOT v_is_held THEN
         SET v_refusal = JSON_OBJECT('NotHeld', JSON_OBJECT('lock', v_text, 'token', p_only + 0));
     ELSEIF v_session IS NULL AND COALESCE(v_taken, 0) = 0 THEN
-        SET v_refusal = JSON_OBJECT('NobodyHolds', JSON_OBJECT('lock', v_text));
+        SET v_refusal = JSON_OBJECT('NoHolder', JSON_OBJECT('lock', v_text));
     ELSE
         CALL palisade_next(v_last, 1 + LENGTH(v_names) - LENGTH(REPLACE(v_names, ',', '')), v_moved_to);
         SET v_refusal = IF(v_moved_to IS NULL, '{"TokensExhausted":{"max":9007199254740991}}', NULL);

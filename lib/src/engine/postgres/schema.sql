@@ -1031,7 +1031,7 @@ BEGIN
     END IF;
     IF NOT EXISTS (SELECT FROM palisade.claim x
         WHERE x.lock = p_lock AND NOT x.waits AND x.token = COALESCE(p_only, x.token)) THEN
-        refusal := CASE WHEN p_only IS NULL THEN json_build_object('NobodyHolds', json_build_object('lock', p_lock))::text
+        refusal := CASE WHEN p_only IS NULL THEN json_build_object('NoHolder', json_build_object('lock', p_lock))::text
             ELSE palisade.not_held(p_lock, p_only, NULL) END;
         RETURN;
     END IF;
@@ -1254,7 +1254,7 @@ BEGIN
         WHEN 'WrongKind' THEN format('it is in use as %s, not as %s', CASE r ->> 'is' WHEN 'Lock' THEN 'a plain lock' ELSE
             'a semaphore' END, CASE r ->> 'asked' WHEN 'Lock' THEN 'a plain lock' ELSE 'a semaphore' END)
         WHEN 'LimitDiffers' THEN format('it is in use with %s permits, not with %s', r ->> 'limit', r ->> 'asked')
-        WHEN 'NobodyHolds' THEN 'no session holds it'
+        WHEN 'NoHolder' THEN 'no session holds it'
         WHEN 'NotHeld' THEN format('token %s does not hold it', r ->> 'token')
         WHEN 'TokensExhausted' THEN 'its tokens are used up'
         ELSE 'see DETAIL' END;

@@ -995,7 +995,7 @@ end
 -- args: lock, token or '', the label of the caller, the reason.
 function requests.force(args)
   if not root then
-    return rule.refused('NobodyHolds', args[5])
+    return rule.refused('NoHolder', args[5])
   end
   rule.sweep(SWEEP)
   local name, found = args[5], {}
@@ -1014,7 +1014,7 @@ function requests.force(args)
       id = claim[ENTRIES][rule.entry_at(claim, name) + 3]
     end
     if #found == 0 then
-      return rule.refused('NobodyHolds', name)
+      return rule.refused('NoHolder', name)
     end
   end
   local moved_to = rule.next_token()

@@ -279,7 +279,7 @@ fn refusal(why: &[Value]) -> Read<Refusal> {
         ("WaitersPerLock", [max, value]) => over(Limit::WaitersPerLock, max, value)?,
         ("TokensExhausted", _) => Refusal::TokensExhausted { max: Token::MAX },
         ("ValueNotPossible", _) => Refusal::ValueNotPossible,
-        ("NobodyHolds", [lock]) => Refusal::NoHolder { lock: name(lock)? },
+        ("NoHolder", [lock]) => Refusal::NoHolder { lock: name(lock)? },
         ("NoSuchLock", [lock]) => Refusal::NoSuchLock { lock: name(lock)? },
         ("ResizedBelow", [lock, limit]) => Refusal::ResizedBelow { lock: name(lock)?, limit: number(limit)? },
         (code, _) => return Err(Unexpected(format!("a refusal '{}'", code.escape_debug()))),

@@ -66,13 +66,13 @@ impl Client {
         self.permit.is_unauthenticated()
     }
 
-    /// Sets whether another client may displace its connection.
+    /// Sets whether the connection may be closed to make room for another client.
     pub(super) fn set_idle(&self, is_idle: bool) {
         self.permit.set_idle(is_idle);
     }
 
     /// Waits until the client's connection is reset or displaced.
-    pub(super) async fn cut_off(&self) {
+    pub(super) async fn until_cut_off(&self) {
         tokio::select! {
             () = self.permit.displaced() => {}
             () = self.socket.reset() => {}
@@ -86,18 +86,20 @@ impl Client {
 
     /// Authenticates by the request's `Authorization` or the connection's certificate.
     async fn authenticate(&self, users: Option<&Users>, headers: &HeaderMap) -> Result<Principal, Problem> {
-        let mut shown = headers.get_all(AUTHORIZATION).iter();
-        let shown = match (shown.next(), shown.next()) {
+        let mut headers = headers.get_all(AUTHORIZATION).iter();
+        let authorization = match (headers.next(), headers.next()) {
             (_, Some(_)) => return Err(Problem::bad("authorization: it is there twice")),
-            (shown, None) => shown,
+            (authorization, None) => authorization,
         };
         let Some(users) = users else {
             let why = "authorization: no users are configured here; leave it out";
-            return if shown.is_some() { Err(Problem::bad(why)) } else { Ok(Principal::Anyone) };
+            return if authorization.is_some() { Err(Problem::bad(why)) } else { Ok(Principal::Anyone) };
         };
         let certified_user = self.certified.as_deref().and_then(|name| users.find(name));
-        let Some(shown) = shown else { return certified_user.map(Principal::User).ok_or_else(Problem::no_auth) };
-        let (name, secret) = basic(shown).ok_or_else(Problem::no_auth)?;
+        let Some(authorization) = authorization else {
+            return certified_user.map(Principal::User).ok_or_else(Problem::no_auth);
+        };
+        let (name, secret) = basic(authorization).ok_or_else(Problem::no_auth)?;
         match log_in(users, certified_user.as_deref(), &name, &secret, &self.audit) {
             Ok(user) => Ok(Principal::User(user)),
             Err(LoginError::OtherUser(why)) => Err(Problem::denied(why)),
@@ -121,8 +123,8 @@ impl Client {
 }
 
 /// Parses the user and the secret of `Basic`: `user:secret` in Base64.
-fn basic(shown: &HeaderValue) -> Option<(Vec<u8>, Vec<u8>)> {
-    let (scheme, coded) = shown.as_bytes().split_at_checked(6)?;
+fn basic(authorization: &HeaderValue) -> Option<(Vec<u8>, Vec<u8>)> {
+    let (scheme, coded) = authorization.as_bytes().split_at_checked(6)?;
     if !scheme.eq_ignore_ascii_case(b"basic ") {
         return None;
     }
@@ -135,8 +137,8 @@ fn basic(shown: &HeaderValue) -> Option<(Vec<u8>, Vec<u8>)> {
 #[derive(Clone)]
 pub(super) struct Authenticator {
     pub(super) users: Option<Users>,
-    /// The names of this service, if it has no users: then a web page could make a browser send requests. Otherwise any
-    /// name is accepted.
+    /// The accepted values of `Host`; `None` accepts all. A service without users checks it: through DNS rebinding any web page
+    /// could otherwise make a browser send requests.
     pub(super) hosts: Option<Arc<[String]>>,
 }
 

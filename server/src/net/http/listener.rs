@@ -103,7 +103,7 @@ async fn serve(shared: Arc<Shared>, socket: Socket, peer: SocketAddr, mut client
         Some(tls) => {
             let handshaken = tokio::select! {
                 handshaken = handshake(tls, shared.service_bounds.greeting, stream) => handshaken,
-                () = client.cut_off() => return,
+                () = client.until_cut_off() => return,
             };
             match handshaken {
                 Ok((stream, certified)) => {
@@ -160,7 +160,7 @@ async fn serve_requests(
         tokio::select! {
             biased;
             served = &mut connection => return served,
-            () = client.cut_off() => return Ok(()),
+            () = client.until_cut_off() => return Ok(()),
             () = &mut login_deadline, if !is_login_over => is_login_over = true,
         }
         if client.is_unauthenticated() {
