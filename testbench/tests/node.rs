@@ -150,6 +150,12 @@ impl World {
         self.step(Input::Request { id: RequestId { connection, number }, request });
     }
 
+    /// The token of the last grant in the trace.
+    fn last_token(&self) -> Token {
+        let (_, rest) = self.trace.rsplit_once("token: Token(").unwrap();
+        Token::new(rest.split(')').next().unwrap().parse().unwrap()).unwrap()
+    }
+
     /// One step of one client, chosen by the dice.
     fn act(&mut self) {
         let at = self.dice.roll(self.clients.len());
@@ -228,4 +234,50 @@ fn a_seed_gives_the_same_trace_twice() {
     let run = |seed| World::new(seed).run(400);
     assert_eq!(run(3), run(3));
     assert_ne!(run(3), run(4));
+}
+
+/// Its cancel arrives when the grant is decided already. The client closed its side without a reply, so the lock must not
+/// stay held.
+#[test]
+fn a_grant_to_a_client_that_has_left_is_released() {
+    let mut world = World::new(0);
+    let lock = LockName::new("orders").unwrap();
+    let ttl = Ttl::from_ms(60_000).unwrap();
+    let acquire = |holder, wait_ms| {
+        Request::Acquire(AcquireRequest {
+            wants: [Want { lock: lock.clone(), mode: Mode::Exclusive }].into_iter().collect(),
+            holder,
+            wait_ms,
+            delay: None,
+            number: None,
+            is_async: false,
+            value: None,
+        })
+    };
+    let replies = |world: &mut World, at: usize, request: Request| {
+        world.trace.clear();
+        world.request(at, request);
+        world.settle();
+        world.trace.clone()
+    };
+    replies(&mut world, 0, Request::OpenSession { ttl, label: None });
+    let session = world.clients[0].session.unwrap();
+    for waiter in [Holder::NewSession(ttl), Holder::Session(session)] {
+        assert!(replies(&mut world, 0, acquire(Holder::NewSession(ttl), None)).contains("Granted"));
+        let token = world.last_token();
+        assert_eq!(replies(&mut world, 1, acquire(waiter, Some(60_000))), "");
+        world.request(0, Request::Release { lock: lock.clone(), token, session: None, number: None });
+        world.step(Input::Abandoned { connection: ConnectionId(world.clients[1].connection) });
+        world.settle();
+        assert!(
+            !world.trace.contains("Reply(RequestId { connection: ConnectionId(2), number: 0 }, Granted"),
+            "{}",
+            world.trace
+        );
+        let again = replies(&mut world, 0, acquire(Holder::NewSession(ttl), None));
+        assert!(again.contains("Granted"), "the lock stays held: {again}");
+        let token = world.last_token();
+        world.request(0, Request::Release { lock: lock.clone(), token, session: None, number: None });
+        world.settle();
+    }
 }

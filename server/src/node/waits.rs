@@ -36,8 +36,10 @@ struct PendingAcquire {
     session: Option<SessionId>,
     /// Its ticket, while it is in a queue.
     ticket: Option<Ticket>,
-    /// The client does not wait for it any more.
+    /// The acquire is to be cancelled: its time is over, or its client has left.
     is_abandoned: bool,
+    /// The client has closed its side of the connection.
+    has_client_left: bool,
     places: Option<QueuePlaces>,
     /// Why nothing was granted. Set while the session that was opened for the request is being closed.
     no_grant: Option<NoGrant>,
@@ -156,8 +158,16 @@ impl Node {
         self.waits.last_pending += 1;
         let pending = PendingId(self.waits.last_pending);
         let session = holder.session();
-        let acquire =
-            PendingAcquire { id, request, session, ticket: None, is_abandoned: false, places, no_grant: None };
+        let acquire = PendingAcquire {
+            id,
+            request,
+            session,
+            ticket: None,
+            is_abandoned: false,
+            has_client_left: false,
+            places,
+            no_grant: None,
+        };
         self.waits.pending.insert(pending, acquire);
         self.clients.add_pending(id.connection, pending);
         match holder {
@@ -287,10 +297,18 @@ impl Node {
         temporary: Option<SessionId>,
         token: Token,
     ) {
-        let Some(PendingAcquire { id, request, .. }) = self.waits.pending.remove(&pending) else { return };
+        let Some(PendingAcquire { id, request, has_client_left, .. }) = self.waits.pending.remove(&pending) else {
+            return;
+        };
+        // The session can repeat a numbered request, and keeps its grant.
+        let is_unwanted = has_client_left && request.number.is_none();
         let undelivered = Undelivered { grant: self.grant(session, token), request };
         if !self.clients.is_connected(id.connection) {
             self.release_undelivered(&undelivered);
+        } else if is_unwanted {
+            self.release_undelivered(&undelivered);
+            let response = self.not_granted(id.connection);
+            self.reply(id, response);
         } else {
             if let Some(session) = temporary {
                 // The client gets the lock for the whole TTL, however long it has waited. It fails only on a node that
@@ -343,6 +361,9 @@ impl Node {
     /// Cancels the pending acquires of a client that does not wait any more.
     pub(super) fn abandon(&mut self, connection: ConnectionId) {
         for pending in self.clients.pending(connection) {
+            if let Some(acquire) = self.waits.pending.get_mut(&pending) {
+                acquire.has_client_left = true;
+            }
             self.cancel(pending);
         }
     }
