@@ -3,7 +3,7 @@
 mod guard;
 mod queue_status;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use palisade::{Error, Guard, LockName, Palisade, Request};
 
@@ -94,16 +94,23 @@ impl Permits {
 impl WaitArgs {
     /// Acquires, and waits for as long as these options say.
     pub(crate) async fn acquire<G: From<Guard>>(self, request: Request<G>) -> Result<Option<G>, Error> {
-        match self {
-            WaitArgs { no_wait: true, .. } => request.try_acquire().await,
-            WaitArgs { wait: Some(wait), .. } => request.acquire_within(wait).await,
-            WaitArgs { wait: None, .. } => loop {
-                match request.clone().acquire().await {
-                    // The host was suspended and the session expired. Only the place in the queue is lost: queue again.
-                    Err(error) if error.loss().is_some() && error.is_retryable() => {}
-                    result => return result.map(Some),
-                }
-            },
+        if self.no_wait {
+            return request.try_acquire().await;
+        }
+        let began_at = Instant::now();
+        loop {
+            let request = request.clone();
+            let result = match self.wait.map(|wait| wait.saturating_sub(began_at.elapsed())) {
+                Some(Duration::ZERO) if self.wait != Some(Duration::ZERO) => return Ok(None),
+                Some(left) => request.acquire_within(left).await,
+                None => request.acquire().await.map(Some),
+            };
+            match result {
+                // The session expired while it waited: the process was paused, or the engine was away. Only the place in the
+                // queue is lost: queue again.
+                Err(error) if error.loss().is_some() && error.is_retryable() => {}
+                result => return result,
+            }
         }
     }
 }

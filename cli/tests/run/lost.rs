@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 
+use palisade::Event;
 use rustix::process::{Signal, kill_process_group};
 
 use crate::fixture::{ALONE, Fixture, Running, until};
@@ -171,4 +172,22 @@ fn an_outage_shorter_than_the_ttl_is_survived() {
     until(|| fs::read_dir(sessions(&fixture)).unwrap().count() > 0);
     holder.send_line("go");
     assert_eq!(holder.end().code, 5, "{}", fixture.read("log"));
+}
+
+/// Nothing ran yet, so nothing is lost but the place in the queue.
+#[test]
+fn a_waiter_whose_session_expired_queues_again() {
+    let fixture = Fixture::new();
+    let mut holder = fixture.start(&["x"], "echo in; read go");
+    holder.expect("in");
+    let waiter = fixture.queue(&["--ttl", "1s", "--wait", "1m", "x"], "echo ran");
+    let expired = fixture.next_event(|event| matches!(event, Event::SessionEnded { .. }));
+    waiter.signal(Signal::STOP);
+    expired();
+    let queued = fixture.next_event(|event| matches!(event, Event::Queued { .. }));
+    waiter.signal(Signal::CONT);
+    queued();
+    holder.send_line("go");
+    holder.end();
+    waiter.end().expect(0, &["ran"]);
 }

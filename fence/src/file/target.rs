@@ -145,6 +145,9 @@ impl Target {
                 stored.edits.clear();
                 target.commit(&stored)?;
                 target.remove_leftovers();
+            } else {
+                // An earlier attempt may have failed between the rename and the flush.
+                target.flush_folder().map_err(Failure::before("the mark cannot be flushed"))?;
             }
             Ok(mark)
         };
@@ -169,17 +172,30 @@ impl Target {
     pub(super) async fn write(&self, pass: &Pass, edits: Option<Vec<Edit>>) -> Result<Option<()>, Error> {
         let stamp = pass.stamp();
         let write = move |target: &Target| {
-            let mut stored = target.recover()?;
-            match stored.state.admit(stamp) {
+            let mut stored = target.read_mark_file().map_err(Failure::before("its mark cannot be read"))?;
+            let verdict = stored.state.admit(stamp);
+            // The pending edits of a repeat are those of its first attempt, which was committed.
+            let is_repeat = matches!(verdict, Verdict::Duplicate(_));
+            target.apply_edits(&stored, is_repeat)?;
+            match verdict {
                 Verdict::Admitted => {}
-                Verdict::Duplicate(outcome) => return Ok(outcome.map(|_| ())),
+                Verdict::Duplicate(outcome) => {
+                    target.flush_folder().map_err(Failure::after("the mark cannot be flushed"))?;
+                    return Ok(outcome.map(|_| ()));
+                }
                 verdict => return Err(refused(verdict)),
             }
             let wanted = edits.as_deref().unwrap_or_default();
             target.check_replaceable(wanted)?;
             stored.state.record(stamp, edits.as_ref().map(|_| true));
             stored.edits = target.prepare(&format!("{}-{}", stamp.token, stamp.seq), wanted)?;
-            target.commit(&stored)?;
+            if let Err(failure) = target.commit(&stored) {
+                if !failure.is_committed {
+                    // On a full disk the new contents would keep it full.
+                    target.remove_leftovers();
+                }
+                return Err(failure.into());
+            }
             target.apply_edits(&stored, true)?;
             Ok(edits.map(|_| ()))
         };
@@ -327,7 +343,7 @@ impl Target {
         for (at, edit) in edits.iter().enumerate() {
             let from = self.path(&format!("put-{number}-{at}"));
             if let Err(error) = self.prepare_one(&from, edit) {
-                // They would take up a full disk. The next seal removes those that cannot be removed now.
+                // On a full disk the files written so far would keep it full. The next seal removes those that are left now.
                 self.remove_leftovers();
                 return Err(Failure::before("the new contents cannot be written")(error));
             }
@@ -447,7 +463,14 @@ fn refused<O>(verdict: Verdict<O>) -> AccessError {
 fn write_file(path: &Path, contents: &[u8], permissions: Option<Permissions>) -> io::Result<File> {
     remove(path)?;
     crash_point()?;
-    let mut file = File::create_new(path)?;
+    let mut options = File::options();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    if permissions.is_some() {
+        // No other user may open it before it has its permissions.
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    }
+    let mut file = options.open(path)?;
     if let Some(permissions) = permissions {
         file.set_permissions(permissions)?;
     }

@@ -111,6 +111,10 @@ fn read(rest: &str, url: &Url<'_>) -> Result<Config, BadUrl> {
         let source = std::error::Error::source(&error).map(ToString::to_string);
         BadUrl::Invalid(source.unwrap_or_else(|| error.to_string()).escape_debug().to_string())
     })?;
+    // Clients that reach different servers would each get the lock.
+    if server.get_hosts().len() > 1 || server.get_hostaddrs().len() > 1 {
+        return Err(BadUrl::SeveralHosts);
+    }
     if server.get_hosts().is_empty() {
         server.host("localhost");
     }
@@ -153,6 +157,8 @@ mod tests {
             "//me:xyzzy@host?sslcert=a",
             "//me:xyzzy@host?sslmode=disable&sslrootcert=a",
             "//me:xyzzy@host:0x1/db",
+            "//me:xyzzy@host,other/db",
+            "//me:xyzzy@host:1,other:2/db?target_session_attrs=read-write",
             "//me:xyzzy@host?connect_timeout=xyzzy",
             "//me:xyzzy@host?secret=xyzzy&password=xyzzy",
         ] {
@@ -165,9 +171,7 @@ mod tests {
     #[test]
     fn connections_to_other_hosts_are_encrypted() {
         let tls = |rest: &str| Config::parse(rest).expect("a URL").tls;
-        for rest in
-            ["//me@db.example/x", "//me@10.0.0.1/x", "//me@localhost,db.example/x", "//localhost/x?sslmode=require"]
-        {
+        for rest in ["//me@db.example/x", "//me@10.0.0.1/x", "//localhost/x?sslmode=require"] {
             assert_eq!(tls(rest), Some(Tls::default()), "{rest}");
         }
         for rest in ["//me@localhost/x", "//me@[::1]/x", "//me@db.example/x?sslmode=disable", "//%2Fvar%2Frun/x"] {
