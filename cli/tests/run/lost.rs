@@ -181,9 +181,9 @@ fn a_waiter_whose_session_expired_queues_again() {
     let mut holder = fixture.start(&["x"], "echo in; read go");
     holder.expect("in");
     let waiter = fixture.queue(&["--ttl", "1s", "--wait", "1m", "x"], "echo ran");
-    let expired = fixture.next_event(|event| matches!(event, Event::SessionEnded { .. }));
+    let left_queue = fixture.next_event(|event| matches!(event, Event::LeftQueue { .. }));
     waiter.signal(Signal::STOP);
-    expired();
+    left_queue();
     let queued = fixture.next_event(|event| matches!(event, Event::Queued { .. }));
     waiter.signal(Signal::CONT);
     queued();
