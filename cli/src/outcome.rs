@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use palisade::{Error, ErrorKind};
 
 use crate::stores::redact_secret;
+use crate::text::shell_word;
 
 /// The command line cannot be acted on (`EX_USAGE`).
 const MISUSE: u8 = 64;
@@ -26,6 +27,7 @@ Exit codes:
   74  reading or writing failed
   75  the lock was not acquired, or not in time
   76  the lock was lost
+  78  `fence check` found a gap in the fence
   128+N  ended by signal N
 
 `run` and `elect` otherwise pass on the exit code of their command.";
@@ -95,11 +97,20 @@ impl From<Error> for Failure {
     }
 }
 
-/// Returns the message of an error. Drops "nothing was changed" where the engine and the library both append it.
+/// Returns the message of an error, with the options of this program instead of the library's methods. Drops "nothing was
+/// changed" where the engine and the library both append it.
 pub(crate) fn message_of(error: &Error) -> String {
     let message = error.to_string();
     let repeated = ["; nothing was changed (nothing has changed)", ". Nothing was changed (nothing has changed)"];
-    repeated.iter().fold(message, |message, text| message.replace(text, " (nothing has changed)"))
+    let message = repeated.iter().fold(message, |message, text| message.replace(text, " (nothing has changed)"));
+    let options =
+        [(".efficiency()", "--efficiency"), (".dangerous_accept_failover()", "--dangerous-accept-failover")];
+    match error.kind() {
+        ErrorKind::Unsupported { .. } => {
+            options.iter().fold(message, |message, (method, option)| message.replace(method, option))
+        }
+        _ => message,
+    }
 }
 
 /// Prints clap's output: help and version on stdout, errors on stderr.
@@ -130,8 +141,9 @@ fn command_hint(error: &clap::Error, args: &[String]) -> Option<String> {
     let general = format!("the command goes after `--`: palisade {} NAME -- COMMAND", args[at]);
     match &args[at + 1..] {
         [name, command @ ..] if !command.is_empty() && !args.iter().any(|arg| arg.starts_with('-')) => {
-            let words = [&args[at], name, "--"].into_iter().chain(command.iter().map(String::as_str));
-            Some(format!("the command goes after `--`: palisade {}", words.collect::<Vec<_>>().join(" ")))
+            let command: Vec<_> = command.iter().map(|word| shell_word(word)).collect();
+            let (name, command) = (shell_word(name), command.join(" "));
+            Some(format!("the command goes after `--`: palisade {subcommand} {name} -- {command}"))
         }
         _ => Some(general),
     }

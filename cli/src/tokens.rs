@@ -91,9 +91,13 @@ fn as_text(engine: &str, above: Token, raised: Raised, out: &mut impl Write) -> 
 
 /// Parses a number that tokens can be raised above.
 pub(crate) fn parse_raise(text: &str) -> Result<Token, String> {
-    let above = parse_token(text)?;
-    above.check_raise().map_err(|refusal| refusal.to_string())?;
-    Ok(above)
+    let max = Token::HIGHEST_RAISE;
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    // Also for a number above the highest token, so that there is one limit.
+    if is_number && text.parse().map_or(true, |number: u64| number > max.get()) {
+        return Err(format!("tokens can be raised above {max} at most: half of all tokens must be left"));
+    }
+    parse_token(text)
 }
 
 /// Returns the command line that raises an engine's tokens above a mark. Without a URL it has a placeholder.
@@ -118,8 +122,10 @@ mod tests {
     #[test]
     fn a_number_that_would_use_up_the_tokens_is_refused() {
         assert_eq!(parse_raise("4503599627370496").map(Token::get), Ok(4_503_599_627_370_496));
-        let refused = parse_raise("4503599627370497").unwrap_err();
-        assert!(refused.contains("4503599627370496 at most"), "{refused}");
+        for number in ["4503599627370497", "9007199254740992", "99999999999999999999"] {
+            let refused = parse_raise(number).unwrap_err();
+            assert!(refused.contains("4503599627370496 at most"), "{refused}");
+        }
         assert!(parse_raise("0").is_err() && parse_raise("-1").is_err());
     }
 }

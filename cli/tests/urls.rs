@@ -12,6 +12,8 @@ fn an_invalid_url_is_misuse_for_every_engine() {
         "",
         "nonsense",
         "nothing://host",
+        "mariadb://host/db",
+        "/tmp/locks.db",
         "palisade:",
         "palisade://",
         "palisade://host",
@@ -34,6 +36,21 @@ fn an_invalid_url_is_misuse_for_every_engine() {
             let output = sandbox.run(&[&["--url", url], args].concat());
             assert_eq!(output.code, Some(64), "{url} {args:?}: {}", output.err);
         }
+    }
+}
+
+#[test]
+fn a_refusal_says_what_to_change() {
+    let sandbox = Sandbox::new();
+    let refusals: [(&[&str], &str); 4] = [
+        (&["ls", "--url", "palisades://host:7420?colour=red"], "the option 'colour' is unknown"),
+        (&["ls", "--url", "/tmp/locks.db"], "write embedded:///tmp/locks.db"),
+        (&["doctor", "--url", "memory:", "memory:"], "two URLs"),
+        (&["acquire", "x", "--url", "memory:"], "its sessions do not outlive their process"),
+    ];
+    for (args, what) in refusals {
+        let output = sandbox.run(args);
+        assert!(output.code == Some(64) && output.err.contains(what), "{args:?}: {}", output.err);
     }
 }
 

@@ -67,9 +67,10 @@ impl Target {
                          the crate palisade (cargo add palisade --features {feature})"
                     ),
                     None => format!(
-                        "'{}' names no engine of this build; there are: {}",
+                        "'{}' names no engine of this build; there are: {}{}",
                         scheme.escape_debug(),
-                        SCHEMES.join(", ")
+                        SCHEMES.join(", "),
+                        hint(url)
                     ),
                 };
                 Err(Error::new(ErrorKind::Misuse(Misuse::Url(what)), "", "connect"))
@@ -137,6 +138,23 @@ fn bad_url(engine: &'static str) -> impl Fn(Failure) -> Error {
 
 fn connect_error(engine: &'static str, failure: Failure) -> Error {
     Error::new(failure.into(), engine, "connect")
+}
+
+/// Returns what to write instead of a URL that names no engine, if that can be told.
+fn hint(url: &str) -> String {
+    let path = url.escape_debug();
+    if url.starts_with("mariadb:") {
+        "; for a MariaDB write mysql://".to_owned()
+    } else if url.contains(':') {
+        // It may contain a secret.
+        String::new()
+    } else if url.starts_with('/') {
+        format!("; for a file write embedded://{path}")
+    } else if url.starts_with('.') || url.ends_with(".db") {
+        format!("; for a file write embedded:{path}")
+    } else {
+        String::new()
+    }
 }
 
 /// The Cargo feature that enables the engine of this URL scheme.
@@ -219,6 +237,15 @@ mod tests {
             let Err(error) = Target::parse(&format!("{scheme}://host")) else { panic!("{scheme} was not built") };
             let feature = feature_of(scheme).expect("it has one");
             assert!(error.to_string().contains(&format!("Cargo feature '{feature}'")), "{error}");
+        }
+        for (url, hint) in [
+            ("/tmp/foo.db", "; for a file write embedded:///tmp/foo.db"),
+            ("foo.db", "; for a file write embedded:foo.db"),
+            ("mariadb://me@host/db", "; for a MariaDB write mysql://"),
+            ("/me:xyzzy@host", ""),
+        ] {
+            let error = Target::parse(url).err().expect("no engine").to_string();
+            assert!(error.ends_with(hint) && !error.contains("xyzzy"), "{error}");
         }
         assert!(Target::parse("gopher://host").err().expect("none").to_string().contains("names no engine"));
     }

@@ -280,13 +280,13 @@ pub(crate) fn not_fenced(level: Level, is_election: bool) -> ErrorKind {
         Level::Advisory => ("no token can exist, as it has no durable counter that numbers its grants", ""),
         Level::HealthyOnly | Level::Fenced => (
             "it cannot issue tokens that always rise",
-            ", or .dangerous_accept_failover() (--dangerous-accept-failover) if lower tokens after a failover are acceptable",
+            ", or .dangerous_accept_failover() if lower tokens after a failover are acceptable",
         ),
     };
     // A leader is identified by its token, so there is no election for efficiency only.
     let efficiency = match is_election {
         true => "",
-        false => ", or say .efficiency() (--efficiency) if two holders would only waste work",
+        false => ", or .efficiency() if two holders would only waste work",
     };
     ErrorKind::Unsupported {
         what: format!(

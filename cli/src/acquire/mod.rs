@@ -5,18 +5,22 @@ mod queue_status;
 
 use std::time::{Duration, Instant};
 
-use palisade::{Error, Guard, LockName, Palisade, Request};
+use palisade::{Error, ErrorKind, Guard, LockName, Palisade, Request};
+use tokio::time::timeout;
 
 pub(crate) use guard::AnyGuard;
 use queue_status::QueueStatus;
 
-use crate::outcome::Failure;
+use crate::outcome::{Failure, message_of};
 use crate::signals::Signals;
 use crate::text::{parse_time, plain, time, time_ms};
 use crate::view::format;
 
 /// Shown as the holder during the lock-delay: the session has expired, and the lock is not granted again yet.
 pub(crate) const WITHHELD: &str = "an expired session (withheld until its lock-delay ends)";
+
+/// How long the message about a lock that was not acquired waits for the name of its holder.
+const INSPECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The locks to acquire, and how long to wait for them.
 #[derive(Debug, Clone, clap::Args)]
@@ -29,11 +33,11 @@ pub(crate) struct AcquireArgs {
     pub(crate) wait_args: WaitArgs,
 
     /// Share the lock with other holders that use --shared
-    #[arg(long, conflicts_with_all = ["permits", "efficiency"])]
+    #[arg(long, conflicts_with = "permits")]
     shared: bool,
 
     /// Take N of the M permits of a semaphore; every user of it must name the same M
-    #[arg(long, value_name = "N/M", value_parser = Permits::parse, conflicts_with = "efficiency")]
+    #[arg(long, value_name = "N/M", value_parser = Permits::parse)]
     permits: Option<Permits>,
 
     /// The lock only saves work: two holders at once would do no damage
@@ -85,7 +89,10 @@ impl Permits {
     fn parse(text: &str) -> Result<Permits, String> {
         let parts = text.split_once('/').and_then(|(count, of)| Some((count.parse().ok()?, of.parse().ok()?)));
         match parts {
-            Some((count, of)) if count > 0 && count <= of => Ok(Permits { count, of }),
+            Some((count, of)) if count > of => {
+                Err(format!("N must not exceed M: {count} permits are more than the {of} that there are"))
+            }
+            Some((count, of)) if count > 0 => Ok(Permits { count, of }),
             _ => Err(format!("'{}' is not PERMITS/LIMIT; expected, for example, 1/4", text.escape_debug())),
         }
     }
@@ -122,19 +129,25 @@ impl AcquireArgs {
     }
 
     async fn request(&self, palisade: &Palisade) -> Result<Option<AnyGuard>, Error> {
-        let AcquireArgs { names, wait_args, shared, permits, efficiency, failover } = self;
-        Ok(match (&names[..], permits) {
-            ([name], Some(Permits { count, of })) => wait_args
-                .acquire(failover.apply(palisade.semaphore(name, *of).many(*count)))
-                .await?
-                .map(AnyGuard::Permits),
-            ([name], None) if *shared => {
-                wait_args.acquire(failover.apply(palisade.rw_lock(name).read())).await?.map(AnyGuard::Shared)
+        match (&self.names[..], self.permits) {
+            ([name], Some(Permits { count, of })) => {
+                self.send(palisade.semaphore(name, of).many(count), AnyGuard::Permits).await
             }
-            (names, _) if *efficiency => {
-                wait_args.acquire(palisade.lock_all(names).efficiency()).await?.map(AnyGuard::Efficient)
-            }
-            (names, _) => wait_args.acquire(failover.apply(palisade.lock_all(names))).await?.map(AnyGuard::Lock),
+            ([name], None) if self.shared => self.send(palisade.rw_lock(name).read(), AnyGuard::Shared).await,
+            (names, _) => self.send(palisade.lock_all(names), AnyGuard::Lock).await,
+        }
+    }
+
+    /// Sends a request for efficiency or for correctness. `fenced` makes the guard of the latter.
+    async fn send<G: From<Guard>>(
+        &self,
+        request: Request<G>,
+        fenced: fn(G) -> AnyGuard,
+    ) -> Result<Option<AnyGuard>, Error> {
+        let AcquireArgs { wait_args, failover, .. } = self;
+        Ok(match self.efficiency {
+            true => wait_args.acquire(request.efficiency()).await?.map(AnyGuard::Efficient),
+            false => wait_args.acquire(failover.apply(request)).await?.map(fenced),
         })
     }
 
@@ -182,8 +195,16 @@ impl WaitArgs {
         };
         let mut message = format!("'{}' was not acquired{waited}", plain(&names.join(", ")));
         for name in names {
-            // The holder is optional in the message, so an engine that does not answer is no error.
-            let Ok(Some(lock)) = palisade.inspect(name).await else { continue };
+            let lock = match timeout(INSPECT_TIMEOUT, palisade.inspect(name)).await {
+                Ok(Ok(Some(lock))) => lock,
+                // The lock may be free: it was not acquired because the engine does not answer.
+                Ok(Err(error)) if matches!(error.kind(), ErrorKind::Outage { .. }) => {
+                    return format!("{message}\n  {}", message_of(&error));
+                }
+                Err(_) => return format!("{message}\n  the engine does not answer"),
+                // The holder is optional in the message.
+                Ok(_) => continue,
+            };
             if let Some(holder) = lock.holders.first() {
                 let label = holder.label.as_deref().map_or(WITHHELD.to_owned(), plain);
                 let since = holder.held_for_ms.map(|ms| format!(" for {}", time_ms(ms))).unwrap_or_default();

@@ -11,6 +11,8 @@ mod speed;
 
 pub(crate) use redis::missing_replicas;
 
+use std::env;
+
 use palisade::engine::Guarantees;
 use palisade::{Error, ErrorKind, Palisade};
 
@@ -67,6 +69,13 @@ impl Report {
 /// Examines the engine and prints the report.
 pub(crate) async fn run(options: &Options, mut settings: Settings) -> Result<(), Failure> {
     if let Some(url) = &options.url {
+        // PALISADE_URL may be set as well: the argument takes precedence over it.
+        let is_url = |arg: &str| arg == "--url" || arg.starts_with("--url=");
+        if env::args_os().any(|arg| is_url(&arg.to_string_lossy())) {
+            return Err(Failure::Misuse(
+                "two URLs: give the engine to examine once, with or without --url".to_owned(),
+            ));
+        }
         settings.url.clone_from(url);
     }
     stop::until_stopped(async {

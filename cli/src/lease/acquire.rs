@@ -3,6 +3,7 @@
 use std::io::{Write, stdout};
 use std::time::Duration;
 
+use palisade::engine::Guarantees;
 use palisade::{Options, SessionId, Token};
 use serde::Serialize;
 
@@ -71,6 +72,7 @@ pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8)
     let label = label.clone().or_else(|| settings.label.clone()).unwrap_or_else(|| "palisade acquire".to_owned());
     let label = text::label(label);
     let palisade = Options::new().ttl(ttl).label(&label).connect(&settings.url).await?;
+    check_engine(palisade.guarantees())?;
     // From here on this process catches signals, and ends its session before it exits. While it connects, a signal ends it.
     let mut signals = Signals::listen()?;
     let held = args
@@ -112,6 +114,19 @@ pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8)
         settings.connect().await?.detached_session(session).close().await?;
     }
     Ok(printed?)
+}
+
+/// Refuses an engine on which the lock would end with this process.
+fn check_engine(guarantees: &Guarantees) -> Result<(), Failure> {
+    let Guarantees { engine, offers, .. } = guarantees;
+    // In memory, a session can outlive its client, but not its process.
+    if offers.detach && *engine != "memory" {
+        return Ok(());
+    }
+    Err(Failure::Misuse(format!(
+        "`palisade acquire` cannot be used on {engine}: its sessions do not outlive their process; use `palisade run`, or \
+         another engine"
+    )))
 }
 
 impl Lease<'_> {

@@ -26,7 +26,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   palisade run nightly -- ./report.sh                   Waits for the lock
   palisade run --no-wait sync -- ./sync.sh              Exits with 75 if held
-  palisade run --every 1h report -- ./report.sh         Once an hour
+  palisade run --every 55m report -- ./report.sh        Once an hour, by cron
   palisade run --permits 1/4 gpu -- ./train.py          At most four at a time
   palisade run accounts/1 accounts/2 -- ./transfer.sh   Both locks, or none
 
@@ -49,7 +49,8 @@ pub(crate) struct Options {
     /// Run at most once per TIME over all hosts; a host that comes too early does nothing and exits with 0
     ///
     /// The engine counts the time from the start of the last run. A run that starts slightly early (by a tenth of TIME,
-    /// at most a minute, or by --wait) waits for the rest.
+    /// at most a minute, or by --wait) waits for the rest. For an hourly job use 55m: a run that began late then does not make
+    /// the next one come too early. A restart of the engine may begin the period again.
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     every: Option<Duration>,
 }
@@ -134,6 +135,13 @@ pub(crate) async fn run(options: &Options, settings: &Settings, verbose: u8) -> 
     args.check(command_args.signed)?;
     let label = command_args.label(settings);
     let palisade = command_args.connect_options(settings).connect(&settings.url).await?;
+    if every.is_some() && !palisade.guarantees().offers.detach {
+        return Err(Failure::Misuse(format!(
+            "--every cannot be used on {}: the period must outlive this process, and sessions of this engine do not; use \
+             another engine",
+            palisade.guarantees().engine
+        )));
+    }
     // From here on a signal must release the session. Before, it may end the process while the engine connects.
     let mut signals = Signals::listen()?;
     let period = match every {

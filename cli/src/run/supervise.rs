@@ -21,7 +21,7 @@ use super::warden::{KILLED, WARDEN, exit_code_of};
 use super::wire::{Order, Report, Wire, send_descriptors};
 use super::{CommandArgs, OnLoss};
 use crate::acquire::AnyGuard;
-use crate::outcome::{Failure, say};
+use crate::outcome::{Failure, message_of, say};
 use crate::settings::Settings;
 use crate::signals::{Signals, stop_this_process};
 use crate::text::plain;
@@ -75,13 +75,14 @@ impl Job<'_> {
             return self.lost(&loss, code, by_warden);
         }
         if by_warden {
+            let why = released.err().map(|error| format!(": {}", message_of(&error))).unwrap_or_default();
             return Err(Failure::Lost(format!(
-                "{} could not be kept alive, and the command was ended before another client could get it",
+                "{} could not be kept alive, and the command was ended before another client could get it{why}",
                 self.lock_names()
             )));
         }
         if let Err(error) = released {
-            say(&format!("the command has ended, but {error}; the lock ends with this process, or by its TTL"));
+            say(&format!("the command has ended, but {error}; the lock ends by its TTL at the latest"));
         }
         pass_on(code)
     }

@@ -158,7 +158,9 @@ impl EventLine<'_> {
         let style = self.style();
         let mut line = format!("{dim}{}{dim:#}  {style}{:<11}{style:#}", self.time_of_day(), self.word());
         if self.event == "missed" {
-            line.push_str("  some events: this watch was too slow; see `palisade ls`");
+            line.push_str(
+                "  events may be missing: the connection broke, or this watch was too slow; see `palisade ls`",
+            );
             return line;
         }
         line.push_str(&format!("  {:<16}", self.locks.join(", ")));
@@ -222,6 +224,9 @@ mod tests {
         let missed = EventLine { at_unix_ms: 0, ..EventLine::missed() };
         assert_eq!(missed.as_json().unwrap(), r#"{"schema":1,"at_unix_ms":0,"event":"missed"}"#);
         let text = anstream::adapter::strip_str(&missed.as_text()).to_string();
-        assert_eq!(text, "00:00:00Z  missed       some events: this watch was too slow; see `palisade ls`");
+        assert_eq!(
+            text,
+            "00:00:00Z  missed       events may be missing: the connection broke, or this watch was too slow; see `palisade ls`"
+        );
     }
 }

@@ -53,6 +53,10 @@ fn an_efficiency_lock_sets_no_token() {
     let mut command = fixture.script(&["--efficiency", "x"], r#"echo "${PALISADE_TOKEN-none} $PALISADE_LOCK""#);
     command.env("PALISADE_TOKEN", "7");
     Running::new(command).end().expect(0, &["none x"]);
+    for kind in [&["--shared"][..], &["--permits", "1/2"]] {
+        let args = [kind, &["--efficiency", "x"]].concat();
+        fixture.run(&args, r#"echo "${PALISADE_TOKEN-none}""#).expect(0, &["none"]);
+    }
 }
 
 #[test]

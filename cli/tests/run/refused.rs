@@ -56,6 +56,8 @@ fn a_command_must_be_given() {
     assert_message("no-dashes", &Running::new(fixture.command(&["run", "x", "true"])).end(), 64);
     let hint = Running::new(fixture.command(&["run", "hello", "echo", "hi"])).end();
     assert!(hint.errors.contains("tip: the command goes after `--`: palisade run hello -- echo hi\n"), "{hint:?}");
+    let quoted = Running::new(fixture.command(&["run", "a b", "echo", "it's"])).end();
+    assert!(quoted.errors.contains(r"palisade run 'a b' -- echo 'it'\''s'"), "{quoted:?}");
     assert_message("nothing-after-dashes", &Running::new(fixture.command(&["run", "x", "--"])).end(), 64);
     let secret = Running::new(fixture.command(&["run", "hello", "curl", "https://me:xyzzy@host/"])).end();
     assert!(secret.errors.contains("tip: ") && !secret.errors.contains("xyzzy"), "{secret:?}");

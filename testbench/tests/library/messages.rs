@@ -145,7 +145,7 @@ fn messages_about_operations_that_an_engine_does_not_offer() {
     }
     check(async {
         let client = Fixture::new().faulty_client(&EngineFaults::declaring(little)).await;
-        assert_snapshot!(message(client.lock("orders/42").acquire().await), @"cannot acquire 'orders/42' on little: this engine is healthy-only: it cannot issue tokens that always rise, so two holders at once could not be told apart; use a fenced engine, or say .efficiency() (--efficiency) if two holders would only waste work, or .dangerous_accept_failover() (--dangerous-accept-failover) if lower tokens after a failover are acceptable | not to be retried, no effect");
+        assert_snapshot!(message(client.lock("orders/42").acquire().await), @"cannot acquire 'orders/42' on little: this engine is healthy-only: it cannot issue tokens that always rise, so two holders at once could not be told apart; use a fenced engine, or .efficiency() if two holders would only waste work, or .dangerous_accept_failover() if lower tokens after a failover are acceptable | not to be retried, no effect");
         assert_snapshot!(message(client.rw_lock("table").read().acquire().await), @"cannot acquire 'table' on little: this engine has no shared locks; use another engine for it | not to be retried, no effect");
         assert_snapshot!(message(client.semaphore("gpu", 4).acquire().await), @"cannot acquire 'gpu' on little: this engine has no semaphores; use another engine for it | not to be retried, no effect");
         assert_snapshot!(message(client.lock_all(["a", "b"]).acquire().await), @"cannot acquire 'a, b' on little: this engine has no way to take several locks at once; use another engine for it | not to be retried, no effect");

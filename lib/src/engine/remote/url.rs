@@ -45,8 +45,10 @@ pub enum BadUrl {
     #[error("the user's secret is missing; set the environment variable {SECRET_VARIABLE}")]
     NoSecret,
     /// An option is unknown.
-    #[error("an option is unknown; the options are {known}")]
+    #[error("{} is unknown; the options are {known}", .name.as_ref().map_or("an option".to_owned(), |name| format!("the option '{name}'")))]
     UnknownOption {
+        /// Its name; `None` if it might be part of a secret.
+        name: Option<String>,
         /// The known ones.
         known: String,
     },
@@ -197,7 +199,12 @@ impl UrlForm {
         for option in query.split('&').filter(|option| !option.is_empty()) {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
             let Some(known) = self.options.split(' ').find(|known| known.split('=').next() == Some(name)) else {
-                return Err(BadUrl::UnknownOption { known: self.options.replace(' ', ", ") });
+                // A secret that is not percent-encoded may contain `?` or `&`.
+                let is_secret = query.contains('@') || options.iter().any(|(other, _)| *other == "password");
+                let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
+                let is_shown = !is_secret && name.len() <= 32 && name.chars().all(is_name);
+                let known = self.options.replace(' ', ", ");
+                return Err(BadUrl::UnknownOption { name: is_shown.then(|| name.to_owned()), known });
             };
             if value.is_empty() == known.contains('=') || options.iter().any(|(other, _)| *other == name) {
                 return Err(BadUrl::BadOption { name: name.to_owned() });
@@ -307,7 +314,10 @@ mod tests {
     #[test]
     fn an_invalid_part_is_refused() {
         let bad_option = |name: &str| BadUrl::BadOption { name: name.to_owned() };
-        let unknown = || BadUrl::UnknownOption { known: FORM.options.replace(' ', ", ") };
+        let unknown = |name: Option<&str>| BadUrl::UnknownOption {
+            name: name.map(str::to_owned),
+            known: FORM.options.replace(' ', ", "),
+        };
         for (rest, bad) in [
             ("", BadUrl::NoHost),
             ("host:7117", BadUrl::NoHost),
@@ -322,8 +332,14 @@ mod tests {
             ("//host:7117#a", BadUrl::Unencoded { found: '#' }),
             ("//ho st:7117", BadUrl::Unencoded { found: ' ' }),
             ("//h\0st:7117", BadUrl::Unencoded { found: '\0' }),
-            ("//host?a=b", unknown()),
-            ("//me@host?secret=xyzzy", unknown()),
+            ("//host?a=b", unknown(Some("a"))),
+            ("//me@host?secret=xyzzy", unknown(Some("secret"))),
+            ("//host?ca=a&sslmode=require", unknown(Some("sslmode"))),
+            ("//me:a?xyzzy@host", unknown(None)),
+            ("//me:a?b=c&xyzzy@host", unknown(None)),
+            ("//host?XYZZY=1", unknown(None)),
+            ("//host?password=a&xyzzy", unknown(None)),
+            ("//host?a23456789012345678901234567890123", unknown(None)),
             ("//host?ca", bad_option("ca")),
             ("//host?ca=a&ca=b", bad_option("ca")),
             ("//host?cluster=yes", bad_option("cluster")),
