@@ -1,6 +1,6 @@
 //! Checks of PostgreSQL: version, durability, standbys, poolers, schema.
 
-use palisade::engine::postgres::{Config, Survey, survey};
+use palisade::engine::postgres::{Config, Mode, Survey, survey};
 
 use super::finding::Finding;
 
@@ -12,7 +12,9 @@ pub(super) async fn findings(url_after_scheme: &str) -> Vec<Finding> {
     // The attempt to connect has already reported what is wrong.
     let Ok(config) = Config::parse(url_after_scheme) else { return Vec::new() };
     match survey(&config).await {
-        Ok(survey) => judge(&survey),
+        // Advisory locks need no schema, and one that other clients installed does not matter to them.
+        Ok(survey) if config.mode == Mode::Advisory => judge_server(&survey),
+        Ok(survey) => [judge_server(&survey), judge_schema(&survey)].concat(),
         Err(failure) => vec![Finding::warning(
             "settings",
             format!("the server's settings cannot be read: {failure}"),
@@ -21,7 +23,7 @@ pub(super) async fn findings(url_after_scheme: &str) -> Vec<Finding> {
     }
 }
 
-fn judge(survey: &Survey) -> Vec<Finding> {
+fn judge_server(survey: &Survey) -> Vec<Finding> {
     let mut findings = vec![
         match survey.version_number >= OLDEST {
             true => Finding::ok("version", format!("PostgreSQL {}", survey.version)),
@@ -85,6 +87,11 @@ fn judge(survey: &Survey) -> Vec<Finding> {
             "connect to PostgreSQL itself, or use the pooler in session mode",
         ),
     });
+    findings
+}
+
+fn judge_schema(survey: &Survey) -> Vec<Finding> {
+    let mut findings = Vec::new();
     // `palisade.check()` also reports that the tables were restored from a copy. Connecting has reported it, with advice.
     let is_copy = |contradiction: &&String| contradiction.starts_with("these locks are a copy");
     let contradictions: Vec<_> = survey.contradictions.iter().filter(|found| !is_copy(found)).cloned().collect();

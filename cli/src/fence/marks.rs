@@ -15,7 +15,7 @@ use palisade_fence::{Error, ErrorKind, Mark, Problem, object_store, sqlite};
 use super::{failed, resources};
 use crate::outcome::Failure;
 use crate::stores::postgres::Connector;
-use crate::stores::{path, redacted, s3, web};
+use crate::stores::{path, redacted, s3, web, with_secret};
 use crate::text::plain;
 
 /// The stores, for messages.
@@ -49,7 +49,7 @@ pub(super) async fn find(store: &str, resource: Option<&str>) -> Result<Found, F
         Some((scheme, rest)) if !Path::new(store).exists() => (scheme, rest),
         _ => ("file", store),
     };
-    let name = resource.unwrap_or_default();
+    let (name, store) = (resource.unwrap_or_default(), &with_secret(store));
     match scheme {
         "postgres" | "postgresql" | "mysql" | "redis" | "rediss" | "redis+unix" | "sqlite" if resource.is_none() => {
             Err(resources::missing(scheme, store).await)

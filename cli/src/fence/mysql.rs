@@ -4,6 +4,7 @@ use palisade_fence::mysql::{INSTALL, MySql, Scope, UNINSTALL, protection};
 
 use super::{failed, print};
 use crate::outcome::Failure;
+use crate::stores::with_secret;
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -32,7 +33,8 @@ pub(crate) struct Options {
     #[arg(long, conflicts_with = "install")]
     upgrade: bool,
 
-    /// Install it in this database, instead of printing it: mysql://user:password@host:3306/database
+    /// Install it in this database, instead of printing it: mysql://user@host:3306/database,
+    /// with the password in MYSQL_PWD or PALISADE_SECRET
     #[arg(long, value_name = "URL")]
     install: Option<String>,
 }
@@ -45,7 +47,7 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
         let before = if options.upgrade { UNINSTALL } else { "" };
         return print(&format!("{before}{INSTALL}{triggers}"));
     };
-    let mysql = MySql::install(url).await.map_err(failed)?;
+    let mysql = MySql::install(&with_secret(url)).await.map_err(failed)?;
     if let Some((table, scope)) = table {
         mysql.protect(table, &scope).await.map_err(failed)?;
     }

@@ -4,6 +4,7 @@ use palisade_fence::redis::{LIBRARY, Redis};
 
 use super::{failed, print};
 use crate::outcome::Failure;
+use crate::stores::with_secret;
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -18,7 +19,8 @@ needed.";
 /// The options of `palisade fence redis`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Install it in this server, instead of printing it: redis://[user:password@]host[:port]
+    /// Install it in this server, instead of printing it: redis://[user@]host[:port],
+    /// with the password in PALISADE_SECRET
     #[arg(long, value_name = "URL")]
     install: Option<String>,
 }
@@ -28,7 +30,7 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     match &options.install {
         None => print(LIBRARY),
         Some(url) => {
-            Redis::install(url).await.map_err(failed)?;
+            Redis::install(&with_secret(url)).await.map_err(failed)?;
             print("the functions are installed\n")
         }
     }

@@ -29,6 +29,35 @@ pub(crate) fn redacted(url: &str) -> String {
     }
 }
 
+/// Adds the secret in an environment variable to a URL of MySQL or Redis that has a login without one.
+pub(crate) fn with_secret(url: &str) -> String {
+    let found = match url.split_once(':') {
+        Some(("mysql", _)) => secret_in(&["MYSQL_PWD"]),
+        Some(("redis" | "rediss", _)) => secret_in(&[]),
+        _ => None,
+    };
+    found.and_then(|secret| insert_secret(url, &secret)).unwrap_or_else(|| url.to_owned())
+}
+
+/// Returns the secret in one of these environment variables of the store. They come before `PALISADE_SECRET`, which may be for
+/// the engine of the locks.
+fn secret_in(variables: &[&str]) -> Option<String> {
+    [variables, &["PALISADE_SECRET"]].concat().into_iter().find_map(variable)
+}
+
+/// Returns the value of an environment variable, unless it is empty.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn insert_secret(url: &str, secret: &str) -> Option<String> {
+    let (scheme, rest) = url.split_once("://")?;
+    let at = rest[..rest.find('?').unwrap_or(rest.len())].rfind('@')?;
+    let user = rest[..at].strip_suffix(':').unwrap_or(&rest[..at]);
+    let secret = percent_encode(secret);
+    (!user.contains(':')).then(|| format!("{scheme}://{user}:{secret}{}", &rest[at..]))
+}
+
 /// Removes the secret of this URL from a message, which may quote it.
 pub(crate) fn redact_secret(message: String, url: &str) -> String {
     let secrets = secrets(url).into_iter().filter(|secret| secret.len() >= SHORTEST_SECRET);
@@ -42,7 +71,10 @@ fn secrets(url: &str) -> Vec<String> {
     let in_user = user.and_then(|user| user.split_once(':')).map(|(_, secret)| secret);
     let in_options = rest.split(['?', '&', ' ']).filter_map(|part| {
         let (name, value) = part.split_once('=')?;
-        ["password", "passwd", "secret"].iter().any(|word| name.to_lowercase().contains(word)).then_some(value)
+        // `secret_file` names a file.
+        let is_file = name.ends_with("_file");
+        let is_secret = ["password", "passwd", "secret"].iter().any(|word| name.to_lowercase().contains(word));
+        (is_secret && !is_file).then_some(value)
     });
     let written = in_user.into_iter().chain(in_options).filter(|secret| !secret.is_empty());
     let both = written.flat_map(|secret| [secret.to_owned(), percent_decode(secret)]);
@@ -50,6 +82,10 @@ fn secrets(url: &str) -> Vec<String> {
     // The longest first, because one may contain another.
     both.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
     both
+}
+
+fn percent_encode(text: &str) -> String {
+    percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
 }
 
 /// Decodes `%41` and the like.
@@ -76,6 +112,20 @@ mod tests {
     }
 
     #[test]
+    fn a_secret_is_inserted_only_where_one_is_missing() {
+        for (url, expected) in [
+            ("mysql://me@db/shop", Some("mysql://me:xy%20zzy@db/shop")),
+            ("mysql://me:@db/shop?ssl-ca=/a@b", Some("mysql://me:xy%20zzy@db/shop?ssl-ca=/a@b")),
+            ("redis://:@db", Some("redis://:xy%20zzy@db")),
+            ("redis://db/0?a=b@c", None),
+            ("mysql://me:own@db/shop", None),
+            ("redis://:own@db", None),
+        ] {
+            assert_eq!(insert_secret(url, "xy zzy").as_deref(), expected);
+        }
+    }
+
+    #[test]
     fn a_message_that_quotes_a_url_has_no_secret() {
         for (url, secret) in [
             ("postgres://u:xyzzy@db/shop", "xyzzy"),
@@ -88,7 +138,7 @@ mod tests {
             let message = redact_secret(format!("cannot connect to '{url}' with {secret}"), url);
             assert!(!message.contains(secret), "{message}");
         }
-        for url in ["redis://:r@db", "redis://db", "orders", "a:redis@b"] {
+        for url in ["redis://:r@db", "redis://db", "orders", "a:redis@b", "palisade://a@b?secret_file=redis"] {
             assert_eq!(redact_secret("a redis error".to_owned(), url), "a redis error");
         }
     }

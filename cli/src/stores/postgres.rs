@@ -8,7 +8,7 @@ use tokio_postgres::config::SslMode;
 use tokio_postgres::{Client, Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::tls;
+use super::{percent_encode, secret_in, tls, variable};
 use crate::outcome::Failure;
 
 /// A parsed URL, and its TLS settings.
@@ -20,7 +20,8 @@ pub(crate) struct Connector {
 
 impl Connector {
     /// Parses a URL. `sslmode=require`, `verify-ca` and `verify-full` all encrypt, and verify the server's certificate and
-    /// its name. `sslrootcert=FILE` names the authority. Without them the connection is not encrypted.
+    /// its name. `sslrootcert=FILE` names the authority. Without them the connection is not encrypted. A password, user or
+    /// database that is not in the URL is taken from the environment, as the engine does.
     pub(crate) fn parse(url: &str) -> Result<Connector, Failure> {
         let (plain, authority) = without_authority(url);
         // The driver does not know these modes; its `require` verifies too, through our TLS configuration.
@@ -28,9 +29,13 @@ impl Connector {
             .iter()
             .fold(plain, |url, mode| url.replace(&format!("sslmode={mode}"), "sslmode=require"));
         // The driver's message may quote the URL and its secret.
-        let misuse =
-            |_| "this is not a PostgreSQL URL; expected postgres://user:password@host:5432/database".to_owned();
-        let config: Config = url.parse().map_err(|error: tokio_postgres::Error| Failure::Misuse(misuse(error)))?;
+        let parse = |url: &str| -> Result<Config, Failure> {
+            let misuse = "this is not a PostgreSQL URL; expected postgres://user@host:5432/database, with the password in \
+                 PGPASSWORD or PALISADE_SECRET";
+            url.parse().map_err(|_| Failure::Misuse(misuse.to_owned()))
+        };
+        let url = with_defaults(&parse(&url)?, url);
+        let config = parse(&url)?;
         let tls = match config.get_ssl_mode() {
             SslMode::Require => Some(MakeRustlsConnect::new(tls::config(authority.as_deref())?)),
             _ => None,
@@ -75,6 +80,24 @@ impl Connector {
     }
 }
 
+/// Adds the options for which there are environment variables, and which the URL lacks.
+fn with_defaults(config: &Config, mut url: String) -> String {
+    let defaults = [
+        ("password", config.get_password().is_none().then(|| secret_in(&["PGPASSWORD"]))),
+        ("user", config.get_user().is_none().then(|| variable("PGUSER"))),
+        ("dbname", config.get_dbname().is_none().then(|| variable("PGDATABASE"))),
+    ];
+    // The other form of libpq, `host=db user=me`, is not extended.
+    let is_url = url.contains("://");
+    for (name, value) in defaults.into_iter().filter(|_| is_url) {
+        if let Some(value) = value.flatten() {
+            let separator = if url.contains('?') { '&' } else { '?' };
+            url = format!("{url}{separator}{name}={}", percent_encode(&value));
+        }
+    }
+    url
+}
+
 /// Splits off `sslrootcert`, which the driver does not know.
 fn without_authority(url: &str) -> (String, Option<PathBuf>) {
     let Some((before, options)) = url.split_once('?') else { return (url.to_owned(), None) };
@@ -93,8 +116,12 @@ fn without_authority(url: &str) -> (String, Option<PathBuf>) {
 
 /// Describes an error with its cause.
 pub(crate) fn describe(error: &tokio_postgres::Error) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("PostgreSQL: {error}: {source}"),
-        None => format!("PostgreSQL: {error}"),
+    match (error.as_db_error(), std::error::Error::source(error)) {
+        (Some(refusal), _) => format!("PostgreSQL: {}", refusal.message()),
+        (None, Some(source)) if source.to_string() == "password missing" => {
+            "PostgreSQL requires a password; set the environment variable PGPASSWORD or PALISADE_SECRET".to_owned()
+        }
+        (None, Some(source)) => format!("PostgreSQL: {error}: {source}"),
+        (None, None) => format!("PostgreSQL: {error}"),
     }
 }

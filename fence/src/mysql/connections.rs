@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
-use mysql_async::{Conn, Opts, OptsBuilder, Pool, Row};
+use mysql_async::{Conn, Opts, OptsBuilder, Pool, Row, SslOpts};
 use tokio::time::timeout;
 
 use super::answer::Failure;
@@ -20,31 +20,44 @@ pub(super) struct Connections {
     address: String,
 }
 
-/// Parses a URL. It has the driver's options (`require_ssl=true` encrypts, if the driver was built with TLS), and
-/// `ssl-ca=FILE`, the authority that must have signed the server's certificate.
+/// Parses a URL. It has the driver's options, `ssl-mode` (`disabled`, or `required` and `verify_identity`, which both
+/// encrypt and verify, if the driver was built with TLS), and `ssl-ca=FILE`, the authority that must have signed the
+/// server's certificate, which encrypts, too.
 ///
 /// # Errors
 ///
 /// [`ErrorKind::Misuse`]: the URL is invalid. The error does not quote it: it has passwords in it.
 pub fn options(url: &str) -> Result<Opts, Error> {
-    let no_url = "this is no URL of a MySQL; it looks like mysql://user:password@host:3306/database";
-    let misuse = |_| Error::new(ErrorKind::misuse(no_url), "mysql", "connect to");
+    let misuse = |what: &str| Error::new(ErrorKind::misuse(what), "mysql", "connect to");
+    let no_url = "this is no URL of a MySQL; it looks like mysql://user@host:3306/database, with the options \
+         ssl-mode=disabled, required or verify_identity, ssl-ca=FILE, and those of the driver mysql_async";
     let (before, options) = url.split_once('?').unwrap_or((url, ""));
-    let (ours, theirs): (Vec<&str>, Vec<&str>) =
-        options.split('&').filter(|option| !option.is_empty()).partition(|option| option.starts_with("ssl-ca="));
+    let (mut theirs, mut mode, mut authority) = (Vec::new(), None, None);
+    for option in options.split('&').filter(|option| !option.is_empty()) {
+        match option.split_once('=') {
+            Some(("ssl-mode", value)) => mode = Some(value.to_ascii_lowercase()),
+            Some(("ssl-ca", file)) => authority = Some(PathBuf::from(file)),
+            _ => theirs.push(option),
+        }
+    }
+    let is_encrypted = match mode.as_deref() {
+        None => authority.is_some(),
+        Some("required" | "verify_identity") => true,
+        Some("disabled") if authority.is_none() => false,
+        Some("disabled") => return Err(misuse("ssl-mode=disabled encrypts nothing; leave ssl-ca out")),
+        Some(_) => return Err(misuse("ssl-mode is disabled, required or verify_identity")),
+    };
     let opts = match theirs.is_empty() {
         true => Opts::from_url(before),
         false => Opts::from_url(&format!("{before}?{}", theirs.join("&"))),
     };
-    let opts = opts.map_err(misuse)?;
-    let authority = ours.first().and_then(|option| option.strip_prefix("ssl-ca="));
-    Ok(match (authority, opts.ssl_opts().cloned()) {
-        (Some(file), Some(tls)) => {
-            let tls = tls.with_root_certs(vec![PathBuf::from(file).into()]).with_disable_built_in_roots(true);
-            OptsBuilder::from_opts(opts).ssl_opts(tls).into()
-        }
-        _ => opts,
-    })
+    let opts = opts.map_err(|_| misuse(no_url))?;
+    let tls = opts.ssl_opts().cloned().or_else(|| is_encrypted.then(SslOpts::default));
+    let tls = match (tls, authority) {
+        (Some(tls), Some(file)) => Some(tls.with_root_certs(vec![file.into()]).with_disable_built_in_roots(true)),
+        (tls, _) => tls,
+    };
+    Ok(OptsBuilder::from_opts(opts).ssl_opts(tls).into())
 }
 
 impl Connections {

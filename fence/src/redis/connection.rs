@@ -30,6 +30,17 @@ impl Connection {
             let what = "this is no URL of a Redis; it looks like redis://user:password@host:6379/0";
             Error::new(ErrorKind::misuse(what), "redis", "connect to")
         };
+        // The driver ignores an unknown option.
+        let options = url.rsplit_once('?').map_or("", |(_, options)| options);
+        let options = options.split('#').next().unwrap_or_default();
+        let is_unix = url.starts_with("redis+unix:") || url.starts_with("unix:");
+        let known: &[&str] = if is_unix { &["db", "user", "pass", "protocol"] } else { &["protocol"] };
+        let mut names = options.split('&').filter_map(|option| option.split('=').next());
+        if names.any(|name| !name.is_empty() && !known.contains(&name)) {
+            let known = known.join(", ");
+            let what = format!("an option of the URL is unknown; a fence's URL of a Redis has only these: {known}");
+            return Err(Error::new(ErrorKind::misuse(what), "redis", "connect to"));
+        }
         let client = Client::open(url.into_connection_info().map_err(misuse)?).map_err(misuse)?;
         Ok(Connection { client, open: Mutex::new(None) })
     }

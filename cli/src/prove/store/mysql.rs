@@ -9,7 +9,7 @@ use tokio::sync::{Mutex, OnceCell};
 use super::{CounterAdapter, SealedCounter, Store, StoreError, StoreFuture, ratchet_refusal, seal};
 use crate::outcome::Failure;
 use crate::prove::fencing::Fencing;
-use crate::stores::redacted;
+use crate::stores::{redacted, with_secret};
 
 pub(super) struct Counter {
     url: String,
@@ -21,9 +21,10 @@ pub(super) struct Counter {
 impl Counter {
     pub(super) async fn open(url: &str, name: &str) -> Result<Counter, Failure> {
         let unreachable = |error| Failure::Unavailable(format!("MySQL: {error}"));
-        let opts = options(url).map_err(|error| Failure::Misuse(error.to_string()))?;
+        let url = with_secret(url);
+        let opts = options(&url).map_err(|error| Failure::Misuse(error.to_string()))?;
         let plain = Conn::new(opts).await.map_err(unreachable)?;
-        let (url, table) = (url.to_owned(), name.to_owned());
+        let table = name.to_owned();
         Ok(Counter { url, table, plain: Mutex::new(plain), fenced: OnceCell::new() })
     }
 

@@ -1,5 +1,6 @@
 //! MySQL's errors: permanent or transient, and whether the call may have taken effect.
 
+use std::io;
 use std::sync::Arc;
 
 use mysql_async::{DriverError, Error, IoError};
@@ -10,8 +11,10 @@ use crate::engine::remote::{ConnectError, Peer, SecurityError, printable};
 
 /// A deadlock, and a row lock that did not become free in time. MySQL has rolled back.
 const CONTENTION: [u16; 2] = [1213, 1205];
+/// The user has no rights on the database of the URL.
+const NO_DATABASE_RIGHTS: u16 = 1044;
 /// Missing rights: on a database, a table, a column, a procedure, and global ones.
-const DENIED: [u16; 5] = [1044, 1142, 1143, 1370, 1227];
+const DENIED: [u16; 5] = [NO_DATABASE_RIGHTS, 1142, 1143, 1370, 1227];
 /// The server's limit of prepared statements is reached.
 const TOO_MANY_PREPARED: u16 = 1461;
 /// A wrong user or password, or a connection without the encryption that the user needs.
@@ -41,9 +44,13 @@ impl From<Error> for ConnectError {
         let transient: [&[u16]; 5] = [&CONTENTION, &MISSING, &READ_ONLY, &INTERRUPTED, &TRANSIENT];
         let connect_error = match &error {
             Error::Server(server) if server.code == LOGIN_REJECTED => ConnectError::permanent(format!(
-                "{text}; give a user and a password that it accepts. If it requires encryption, add ?ssl-mode=required; if \
+                "{text}; give a user and a password that it accepts, the password in PALISADE_SECRET or MYSQL_PWD. If it requires encryption, add ?ssl-mode=required; if \
                  it requires a certificate, add {}",
                 TLS.identity()
+            )),
+            Error::Server(server) if server.code == NO_DATABASE_RIGHTS => ConnectError::permanent(format!(
+                "{text}; grant it what the locks need: GRANT EXECUTE ON database.* TO user, and SELECT on the tables \
+                 palisade_… (docs/engines/mysql.md lists them)"
             )),
             Error::Server(server) if !transient.concat().contains(&server.code) => ConnectError::permanent(text),
             Error::Io(IoError::Tls(_)) => ConnectError::permanent(text),
@@ -57,10 +64,19 @@ impl From<Error> for ConnectError {
 pub(super) fn message(error: &Error) -> String {
     let text = match error {
         Error::Server(error) => error.message.clone(),
-        Error::Io(IoError::Io(error)) => format!("cannot be reached: {error}"),
+        Error::Io(IoError::Io(error)) if is_broken(error.kind()) => format!("cannot be reached: {error}"),
+        Error::Io(IoError::Io(error)) => {
+            format!("cannot be reached: {error}. Is it running, and is the address right?")
+        }
         other => other.to_string(),
     };
     printable(&text)
+}
+
+/// Whether a connection was there before.
+fn is_broken(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(kind, BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
 fn has_code(error: &Error, codes: &[u16]) -> bool {

@@ -118,8 +118,13 @@ fn read(rest: &str, url: &Url<'_>) -> Result<Config, BadUrl> {
     if server.get_hosts().is_empty() {
         server.host("localhost");
     }
-    if server.get_user().is_none() {
-        server.user(env::var("USER").unwrap_or_else(|_| "postgres".to_owned()));
+    // Without a user, the driver uses the name of the operating system's. Without a database, the server uses the user's name.
+    let variable = |name| env::var(name).ok().filter(|value| !value.is_empty());
+    if let (None, Some(user)) = (server.get_user(), variable("PGUSER")) {
+        server.user(user);
+    }
+    if let (None, Some(database)) = (server.get_dbname(), variable("PGDATABASE")) {
+        server.dbname(database);
     }
     if server.get_password().is_none()
         && let Some(secret) = Secret::in_environment(&["PGPASSWORD"])

@@ -19,8 +19,13 @@ impl From<tokio_postgres::Error> for ConnectError {
             return error.connect_error(&TLS);
         }
         let text = message(&error);
+        if text.ends_with("password missing") {
+            let what = "it requires a password; set the environment variable PALISADE_SECRET or PGPASSWORD";
+            return ConnectError::permanent(what).because(Arc::new(error));
+        }
         let connect_error = match error.code() {
-            Some(code) if *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION => ConnectError::permanent(format!(
+            // The same code is for a role that does not exist.
+            Some(_) if text.contains("pg_hba.conf") => ConnectError::permanent(format!(
                 "{text}; its pg_hba.conf has no entry for this client. To encrypt the connection, add ?sslmode=require; to \
                  present a certificate, add {}",
                 TLS.identity()

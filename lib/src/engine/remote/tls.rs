@@ -7,6 +7,7 @@ use std::{fs, io};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::sign::CertifiedKey;
 use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
 
 use super::{BadUrl, ConnectError, SecurityError, TlsOptions, Url};
@@ -99,8 +100,7 @@ impl Tls {
             None => builder.with_no_client_auth(),
             Some(identity) => {
                 let (chain, key) = identity.load()?;
-                let unusable = |error: rustls::Error| unreadable("the key", &identity.key, error.to_string());
-                builder.with_client_auth_cert(chain, key).map_err(unusable)?
+                builder.with_client_auth_cert(chain, key).map_err(|error| identity.unusable(&error))?
             }
         };
         Ok(Arc::new(config))
@@ -127,7 +127,29 @@ impl Identity {
         let chain = certificates("the certificate", &self.certificate)?;
         // The error might quote the key.
         let no_key = |_| unreadable("the key", &self.key, "there is no private key in it in PEM form".to_owned());
-        Ok((chain, PrivateKeyDer::from_pem_slice(&read("the key", &self.key)?).map_err(no_key)?))
+        let key = PrivateKeyDer::from_pem_slice(&read("the key", &self.key)?).map_err(no_key)?;
+        let crypto = rustls::crypto::ring::default_provider();
+        let checked = CertifiedKey::from_der(chain.clone(), key.clone_key(), &crypto);
+        checked.map_err(|error| self.unusable(&error))?;
+        Ok((chain, key))
+    }
+
+    fn unusable(&self, error: &rustls::Error) -> SecurityError {
+        match error {
+            rustls::Error::InvalidCertificate(bad) => {
+                let why = match bad.to_string() {
+                    // The library's word for it.
+                    why if why.contains("UnsupportedCertVersion") => "it is not of X.509 version 3".to_owned(),
+                    why => why,
+                };
+                unreadable("the certificate", &self.certificate, why)
+            }
+            rustls::Error::InconsistentKeys(_) => {
+                let why = format!("it is not the key of the certificate in {}", self.certificate.display());
+                unreadable("the key", &self.key, why)
+            }
+            other => unreadable("the key", &self.key, other.to_string()),
+        }
     }
 }
 
