@@ -104,9 +104,9 @@ fn a_url_of_no_engine_is_misuse() {
 }
 
 #[test]
-fn the_url_argument_takes_precedence_over_url_option() {
+fn the_url_argument_takes_precedence_over_the_environment() {
     let sandbox = Sandbox::new();
-    let report = json(&sandbox.stdout(&["doctor", "memory:", "--json", "--url", "embedded:nowhere/locks.db"]));
+    let report = json(&sandbox.stdout(&["doctor", "memory:", "--json"]));
     assert_eq!((&report["url"], &finding(&report, "sharing")["status"]), (&"memory:".into(), &"warning".into()));
 }
 

@@ -37,7 +37,7 @@ warnings, and 69 when it cannot.";
 /// The options of `palisade doctor`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// The engine to examine, instead of the one that --url or the configuration names
+    /// The engine to examine, instead of the one that PALISADE_URL or the configuration names
     #[arg(id = "engine", value_name = "URL")]
     url: Option<String>,
 
