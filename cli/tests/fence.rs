@@ -85,6 +85,7 @@ fn unreachable_servers_and_bad_urls_have_different_exit_codes() {
         (vec!["fence", "redis", "--install", "redis://:secret@127.0.0.1:1"], 69),
         (vec!["fence", "mysql", "--install", "mysql://root:secret@127.0.0.1"], 64),
         (vec!["fence", "mysql", "--install", "mysql://root:secret@127.0.0.1:1/shop"], 69),
+        (vec!["fence", "mysql", "--install", "mysql://root:secret@127.0.0.1:1/shop?ssl-mode=DISABLED"], 69),
         (vec!["fence", "mysql", "--row", "id"], 64),
     ] {
         let output = sandbox.run(&args);

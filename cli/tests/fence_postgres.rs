@@ -68,3 +68,71 @@ fn the_fence_is_printed_installed_and_checked() {
     let verdict = "A write under token 33 to one of these rows is checked against the mark of that row.\n";
     assert!(rows.starts_with(&format!("{whole}{verdict}")), "{rows}");
 }
+
+#[test]
+fn an_installation_that_fails_halfway_says_how_far_it_got() {
+    let (sandbox, postgres) = (Sandbox::new(), Server::postgres(&[]));
+    let install = ["fence", "postgres", "--install", postgres.url.as_str()];
+    for (more, failed) in [
+        (["--protect", "nosuch=x"], "cannot protect nosuch: "),
+        (["--grant", "nosuch"], "cannot let nosuch seal: PostgreSQL: role \"nosuch\" does not exist. "),
+    ] {
+        let output = sandbox.run(&[&install[..], &more].concat());
+        assert_eq!((output.code, output.out.as_str()), (Some(64), "palisade_fence is installed\n"), "{}", output.err);
+        assert!(output.err.contains(failed) && output.err.contains("palisade_fence is installed"), "{}", output.err);
+        assert!(!output.err.contains("nothing has changed"), "{}", output.err);
+    }
+}
+
+#[test]
+fn logins_take_the_password_from_the_environment_and_name_the_remedy() {
+    let hba = "host all app 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n";
+    let prepare = |data: &std::path::Path| std::fs::write(data.join("pg_hba.conf"), hba).expect("it can be written");
+    let (sandbox, postgres) = (Sandbox::new(), Server::postgres_with(&[], prepare));
+    postgres.psql("CREATE ROLE app LOGIN PASSWORD 'xy/zzy'; CREATE TABLE orders (id int)");
+    sandbox.stdout(&[
+        "fence",
+        "postgres",
+        "--install",
+        &postgres.url,
+        "--protect",
+        "orders=orders",
+        "--grant",
+        "app",
+    ]);
+    let url = |user: &str| format!("postgres://{user}127.0.0.1:{}/postgres", postgres.port);
+    let run = |variables: &[(&str, &str)], args: &[&str]| {
+        let mut command = sandbox.command(args);
+        for name in ["PALISADE_SECRET", "PGPASSWORD", "PGUSER", "PGDATABASE"] {
+            command.env_remove(name);
+        }
+        sandbox.output(&command.envs(variables.iter().copied()).output().expect("palisade runs"))
+    };
+
+    let check = ["fence", "check", &url("app@"), "orders"];
+    for variable in ["PALISADE_SECRET", "PGPASSWORD"] {
+        let output = run(&[(variable, "xy/zzy")], &check);
+        assert!(output.out.contains("Nothing has sealed orders"), "{output:?}");
+    }
+    let output = run(&[("PGPASSWORD", "xy/zzy"), ("PGUSER", "app")], &["fence", "check", &url(""), "orders"]);
+    assert!(output.out.contains("Nothing has sealed orders"), "{output:?}");
+    let advisory = format!("{}?mode=advisory", url("app@"));
+    for args in [&check[..], &["--url", &advisory, "run", "a", "--", "true"]] {
+        let output = run(&[], args);
+        assert!(
+            output.code == Some(69) && output.err.contains("requires a password; set the environment"),
+            "{output:?}"
+        );
+    }
+
+    // This role may not create the schema, which advisory locks do not need.
+    let output = run(&[("PGPASSWORD", "xy/zzy")], &["doctor", &advisory]);
+    assert!(output.out.contains("pooler") && !output.out.contains("schema"), "{output:?}");
+    // As libpq: the user is that of the operating system, and the database has its name.
+    let output =
+        run(&[("USER", "other")], &["--url", url("").trim_end_matches("/postgres"), "run", "a", "--", "true"]);
+    let user = String::from_utf8(std::process::Command::new("id").arg("-un").output().expect("id").stdout);
+    assert!(output.err.contains(&format!("\"{}\"", user.expect("UTF-8").trim())), "{output:?}");
+    let output = run(&[], &["--url", &url("nosuch@"), "run", "a", "--", "true"]);
+    assert!(output.err.contains("\"nosuch\" does not exist") && !output.err.contains("pg_hba"), "{output:?}");
+}

@@ -70,7 +70,10 @@ fn an_invalid_url_is_misuse_for_every_fence() {
         let output = sandbox.run(&["fence", "check", url, "orders"]);
         assert_eq!(output.code, Some(64), "{url}: {}", output.err);
     }
-    let install: [&[&str]; 3] = [
+    let install: [&[&str]; 6] = [
+        &["fence", "redis", "--install", "redis://127.0.0.1:1?ca=x"],
+        &["fence", "mysql", "--install", "mysql://me@127.0.0.1:1/db?ssl-mode=preferred"],
+        &["fence", "mysql", "--install", "mysql://me@127.0.0.1:1/db?ssl-mode=disabled&ssl-ca=x"],
         &["fence", "postgres", "--install", "postgres://host:port/db"],
         &["fence", "mysql", "--install", "mysql://host:port/db"],
         &["fence", "redis", "--install", "redis://host:port"],

@@ -11,7 +11,7 @@ use tokio::sync::OnceCell;
 use super::{CounterAdapter, SealedCounter, Store, StoreError, StoreFuture, ratchet_refusal, seal};
 use crate::outcome::Failure;
 use crate::prove::fencing::Fencing;
-use crate::stores::redacted;
+use crate::stores::{redacted, with_secret};
 
 /// The response timeout: longer than any pause, so that a writer that is paused while it waits still gets its answer.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -33,11 +33,12 @@ impl Counter {
     pub(super) async fn open(url: &str, name: &str) -> Result<Counter, Failure> {
         // The driver's message may quote the URL and its secret.
         let misuse = "this is not a Redis URL; expected redis://user:password@host:6379/0, or rediss:// for TLS";
-        let client = Client::open(url).map_err(|_| Failure::Misuse(misuse.to_owned()))?;
+        let url = with_secret(url);
+        let client = Client::open(url.as_str()).map_err(|_| Failure::Misuse(misuse.to_owned()))?;
         let config = AsyncConnectionConfig::new().set_response_timeout(Some(RESPONSE_TIMEOUT));
         let plain = client.get_multiplexed_async_connection_with_config(&config).await;
         let plain = plain.map_err(|error| Failure::Unavailable(format!("Redis: {error}")))?;
-        Ok(Counter { url: url.to_owned(), name: name.to_owned(), plain, fenced: OnceCell::new() })
+        Ok(Counter { url, name: name.to_owned(), plain, fenced: OnceCell::new() })
     }
 
     /// Returns the key of the highest token that has written, for the ratchet.

@@ -44,8 +44,8 @@ impl From<Error> for ConnectError {
         let transient: [&[u16]; 5] = [&CONTENTION, &MISSING, &READ_ONLY, &INTERRUPTED, &TRANSIENT];
         let connect_error = match &error {
             Error::Server(server) if server.code == LOGIN_REJECTED => ConnectError::permanent(format!(
-                "{text}; give a user and a password that it accepts, the password in PALISADE_SECRET or MYSQL_PWD. If it requires encryption, add ?ssl-mode=required; if \
-                 it requires a certificate, add {}",
+                "{text}; give a user and a password that it accepts, the password in PALISADE_SECRET or MYSQL_PWD. If it \
+                 requires encryption, add ?ssl-mode=required; if it requires a certificate, add {}",
                 TLS.identity()
             )),
             Error::Server(server) if server.code == NO_DATABASE_RIGHTS => ConnectError::permanent(format!(

@@ -60,7 +60,8 @@ impl Config {
     /// Parses the part of a URL after `postgres:`, like libpq: `//user@host:port/database`, with the options
     /// `sslmode`, `sslrootcert`, `sslcert` with `sslkey`, `mode`, and those of
     /// [`tokio_postgres::Config`](https://docs.rs/tokio-postgres/latest/tokio_postgres/config/struct.Config.html). A
-    /// password that is not in the URL is taken from the environment variable `PALISADE_SECRET` or `PGPASSWORD`.
+    /// password that is not in the URL is taken from the environment variable `PALISADE_SECRET` or `PGPASSWORD`,
+    /// a user from `PGUSER` or else from the operating system, a database from `PGDATABASE` or else from the user's name.
     ///
     /// # Errors
     ///

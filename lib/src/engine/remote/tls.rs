@@ -272,3 +272,17 @@ pub(crate) async fn encrypt(
         _ => stream_error(error, options),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_at_fault_is_named() {
+        let identity = Identity { certificate: "ci.pem".into(), key: "ci.key".into() };
+        let named = |error: rustls::Error| identity.unusable(&error).to_string();
+        let bad = rustls::Error::InvalidCertificate(CertificateError::BadEncoding);
+        assert!(named(bad).starts_with("the certificate in ci.pem cannot be used"));
+        assert!(named(rustls::Error::General("odd".to_owned())).starts_with("the key in ci.key cannot be used"));
+    }
+}
