@@ -30,6 +30,9 @@ impl From<tokio_postgres::Error> for ConnectError {
                  present a certificate, add {}",
                 TLS.identity()
             )),
+            Some(_) if text.contains("client certificate") => {
+                ConnectError::permanent(format!("{text}; pass one with {}", TLS.identity()))
+            }
             Some(code) if !is_transient(code) => ConnectError::permanent(text),
             _ => ConnectError::transient(text),
         };
