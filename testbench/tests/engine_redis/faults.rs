@@ -9,7 +9,7 @@ use futures_util::future::poll_fn;
 use palisade::engine::redis::{Config, Redis};
 use palisade::engine::{Acquired, Engine, Failure};
 use palisade::{BootInstant, Loss, Standing};
-use palisade_core::{Acquire, Caller, Label, LockName, Patience, RequestNo, SessionId, Ttl};
+use palisade_core::{Acquire, Caller, Label, LockName, Patience, RequestNo, SessionId, Token, Ttl};
 use palisade_testbench::fenced_file::{Access, FencedFile};
 use palisade_testbench::order::assert_order_over_a_cut;
 use palisade_testbench::proxy::Towards;
@@ -58,7 +58,7 @@ fn a_holder_that_is_stopped_for_longer_than_its_session_lives_loses_no_update() 
     }
     assert_eq!(acknowledged, [TIMES; 2]);
     let mut number = FencedFile::open(&file).expect("a file");
-    let beyond = palisade::Token::MAX;
+    let beyond = Token::MAX;
     assert_eq!(number.seal(beyond).expect("it is sealed"), Access::Done((TIMES * 2) as u64), "updates were lost");
 }
 
@@ -380,19 +380,25 @@ async fn close(engine: &Redis, session: SessionId) {
     .await;
 }
 
+/// An engine behind the proxy whose session holds a lock.
+async fn engine_with_lock(fixture: &Fixture) -> (Redis, SessionId, LockName, Token) {
+    let config = Config::parse(&format!("//{}", fixture.proxy.address)).expect("a place");
+    let engine = Redis::connect(config).await.expect("it is there");
+    let opened = engine.open_session(Ttl::from_ms(3_600_000).expect("a TTL"), Label::new("alice")).await;
+    let session = opened.expect("a session").session;
+    let caller = Caller { session, number: RequestNo::new(1).ok() };
+    let lock = LockName::new("lock").expect("a name");
+    match engine.acquire(Acquire::exclusive(caller, lock.clone())).await {
+        Ok(Acquired::Granted { token }) => (engine, session, lock, token),
+        other => panic!("a free lock was not granted: {other:?}"),
+    }
+}
+
 /// Only the client knows the name of a lock whose release never arrived.
 #[test]
 fn a_close_frees_the_lock_of_a_release_that_was_lost() {
     async fn lose_a_release(fixture: Fixture) {
-        let config = Config::parse(&format!("//{}", fixture.proxy.address)).expect("a place");
-        let engine = Redis::connect(config).await.expect("it is there");
-        let opened = engine.open_session(Ttl::from_ms(3_600_000).expect("a TTL"), Label::new("alice")).await;
-        let session = opened.expect("a session").session;
-        let caller = Caller { session, number: RequestNo::new(1).ok() };
-        let lock = LockName::new("lock").expect("a name");
-        let Ok(Acquired::Granted { token }) = engine.acquire(Acquire::exclusive(caller, lock.clone())).await else {
-            panic!("it is free");
-        };
+        let (engine, session, lock, token) = engine_with_lock(&fixture).await;
         fixture.proxy.hold(Towards::Server);
         let release = async { engine.release(session, lock, token).await };
         let cut = async {
@@ -414,15 +420,7 @@ fn a_close_frees_the_lock_of_a_release_that_was_lost() {
 #[test]
 fn a_close_frees_the_lock_of_a_release_without_a_reply_so_far() {
     async fn close_during_a_release(fixture: Fixture) {
-        let config = Config::parse(&format!("//{}", fixture.proxy.address)).expect("a place");
-        let engine = Redis::connect(config).await.expect("it is there");
-        let opened = engine.open_session(Ttl::from_ms(3_600_000).expect("a TTL"), Label::new("alice")).await;
-        let session = opened.expect("a session").session;
-        let caller = Caller { session, number: RequestNo::new(1).ok() };
-        let lock = LockName::new("lock").expect("a name");
-        let Ok(Acquired::Granted { token }) = engine.acquire(Acquire::exclusive(caller, lock.clone())).await else {
-            panic!("it is free");
-        };
+        let (engine, session, lock, token) = engine_with_lock(&fixture).await;
         fixture.proxy.hold(Towards::Server);
         let mut release = pin!(engine.release(session, lock, token));
         assert!(release.as_mut().now_or_never().is_none(), "nothing answers it");
