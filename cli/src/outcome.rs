@@ -97,12 +97,9 @@ impl From<Error> for Failure {
     }
 }
 
-/// Returns the message of an error, with the options of this program instead of the library's methods. Drops "nothing was
-/// changed" where the engine and the library both append it.
+/// Returns the message of an error, with the options of this program instead of the library's methods.
 pub(crate) fn message_of(error: &Error) -> String {
     let message = error.to_string();
-    let repeated = ["; nothing was changed (nothing has changed)", ". Nothing was changed (nothing has changed)"];
-    let message = repeated.iter().fold(message, |message, text| message.replace(text, " (nothing has changed)"));
     let options =
         [(".efficiency()", "--efficiency"), (".dangerous_accept_failover()", "--dangerous-accept-failover")];
     match error.kind() {

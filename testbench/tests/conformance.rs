@@ -181,19 +181,7 @@ impl Plain {
     }
 
     fn declare(guarantees: Guarantees) -> Guarantees {
-        let none = Offers {
-            shared: false,
-            permits: false,
-            several: false,
-            values: false,
-            delay: false,
-            force_release: false,
-            list: false,
-            watch: false,
-            detach: false,
-            signed: false,
-        };
-        Guarantees { engine: "plain", level: Level::Advisory, order: Order::Race, offers: none, ..guarantees }
+        Guarantees { engine: "plain", level: Level::Advisory, order: Order::Race, offers: Offers::NONE, ..guarantees }
     }
 }
 

@@ -43,7 +43,7 @@ local function refuse(code, text)
   return redis.error_reply(code .. ' ' .. text)
 end
 
--- Parses a whole number up to 2^53 - 1; nothing if it is none.
+-- Parses a whole number up to 2^53 - 1; returns nil for other text.
 local function number(text)
   if not text or text == '' or #text > 16 or string.find(text, '%D') then return nil end
   local value = tonumber(text)

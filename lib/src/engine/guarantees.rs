@@ -116,4 +116,18 @@ impl Offers {
         detach: true,
         signed: true,
     };
+
+    /// None of them.
+    pub const NONE: Offers = Offers {
+        shared: false,
+        permits: false,
+        several: false,
+        values: false,
+        delay: false,
+        force_release: false,
+        list: false,
+        watch: false,
+        detach: false,
+        signed: false,
+    };
 }

@@ -129,19 +129,7 @@ fn messages_about_outages() {
 #[test]
 fn messages_about_operations_that_an_engine_does_not_offer() {
     fn little(guarantees: Guarantees) -> Guarantees {
-        let offers = Offers {
-            shared: false,
-            permits: false,
-            several: false,
-            values: false,
-            delay: false,
-            force_release: false,
-            list: false,
-            watch: false,
-            detach: false,
-            signed: false,
-        };
-        Guarantees { engine: "little", level: Level::HealthyOnly, offers, ..guarantees }
+        Guarantees { engine: "little", level: Level::HealthyOnly, offers: Offers::NONE, ..guarantees }
     }
     check(async {
         let client = Fixture::new().faulty_client(&EngineFaults::declaring(little)).await;

@@ -103,25 +103,13 @@ fn not_offered() -> Failure {
 
 impl Engine for Advisory {
     fn guarantees(&self) -> Guarantees {
-        let none = Offers {
-            shared: true,
-            permits: false,
-            several: false,
-            values: false,
-            delay: false,
-            force_release: false,
-            list: false,
-            watch: false,
-            detach: false,
-            signed: false,
-        };
         Guarantees {
             engine: "postgres-advisory",
             level: Level::Advisory,
             order: Order::Race,
             session_clock: SessionClock::Engine,
             wake_up: WakeUp::Polled,
-            offers: none,
+            offers: Offers { shared: true, ..Offers::NONE },
         }
     }
 

@@ -1489,7 +1489,7 @@ CREATE VIEW palisade_locks AS
     WHERE c.withheld_until > UTC_TIMESTAMP(6)
         OR (c.withheld_until IS NULL AND s.ended IS NULL AND s.deadline > UTC_TIMESTAMP(6)) $$
 
--- Returns a row for each inconsistency in the tables; no row if there is none. Changes nothing.
+-- Returns a row for each inconsistency in the tables, and no row for consistent tables. Changes nothing.
 DROP PROCEDURE IF EXISTS palisade_check $$
 CREATE PROCEDURE palisade_check()
 BEGIN

@@ -82,18 +82,22 @@ impl Config {
 
     /// The server as messages name it.
     pub(crate) fn peer(&self) -> Peer {
-        let hosts = self.server.get_hosts().iter().enumerate().map(|(at, host)| match host {
-            Host::Tcp(name) => format!("{name}:{}", self.port(at)),
+        let address = match self.host() {
+            Some(Host::Tcp(name)) => format!("{name}:{}", self.port()),
             #[cfg(unix)]
-            Host::Unix(path) => path.display().to_string(),
-        });
-        Peer::new("PostgreSQL", hosts.collect::<Vec<_>>().join(","))
+            Some(Host::Unix(path)) => path.display().to_string(),
+            None => String::new(),
+        };
+        Peer::new("PostgreSQL", address)
     }
 
-    /// The port of a host.
-    pub(super) fn port(&self, at: usize) -> u16 {
-        let ports = self.server.get_ports();
-        ports.get(at).or(ports.first()).copied().unwrap_or(5432)
+    /// The server's host. A URL names one, or it is `localhost`.
+    pub(super) fn host(&self) -> Option<&Host> {
+        self.server.get_hosts().first()
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.server.get_ports().first().copied().unwrap_or(5432)
     }
 }
 

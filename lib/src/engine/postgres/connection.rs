@@ -20,6 +20,7 @@ use tokio::sync::Mutex;
 use tokio::task::spawn_local;
 use tokio_postgres::config::Host;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 use tokio_postgres::{AsyncMessage, Client, NoTls, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -340,46 +341,32 @@ pub(in crate::engine) struct Dialed {
     pub(in crate::engine) local: Option<SocketAddr>,
 }
 
-/// Connects to the first host that accepts. `on_push` receives the payloads of notifications.
+/// Connects to the server. `on_push` receives the payloads of notifications.
 pub(in crate::engine) async fn dial(
     config: &Config,
     on_push: impl Fn(&str) + Clone + 'static,
 ) -> Result<Dialed, ConnectError> {
     let tls = config.tls.as_ref().map(|tls| tls.load().map_err(|error| error.connect_error(&TLS))).transpose()?;
     let tls = tls.map(|files| MakeRustlsConnect::new((*files).clone()));
-    let mut last = None;
-    for (at, host) in config.server.get_hosts().iter().enumerate() {
-        let mut one = config.server.clone();
-        one.channel_binding(config.server.get_channel_binding());
-        let attempt = async {
-            let Host::Tcp(name) = host else {
-                let (client, connection) = config.server.connect(NoTls).await?;
-                return Ok(Dialed { client, driver: drive(connection, on_push.clone()), local: None });
-            };
-            let stream = connect_tcp(name, config.port(at)).await?;
-            let local = stream.local_addr().ok();
-            let (client, driver) = match &tls {
-                None => {
-                    let (client, connection) = one.connect_raw(stream, NoTls).await?;
-                    (client, drive(connection, on_push.clone()))
-                }
-                Some(tls) => {
-                    use tokio_postgres::tls::MakeTlsConnect;
-                    let connect = MakeTlsConnect::<TcpStream>::make_tls_connect(&mut tls.clone(), name);
-                    let connect =
-                        connect.map_err(|error| ConnectError::permanent(format!("cannot encrypt: {error}")))?;
-                    let (client, connection) = one.connect_raw(stream, connect).await?;
-                    (client, drive(connection, on_push.clone()))
-                }
-            };
-            Ok(Dialed { client, driver, local })
-        };
-        match attempt.await {
-            Ok(dialed) => return Ok(dialed),
-            Err(error) => last = Some(error),
+    let Some(Host::Tcp(name)) = config.host() else {
+        let (client, connection) = config.server.connect(NoTls).await?;
+        return Ok(Dialed { client, driver: drive(connection, on_push), local: None });
+    };
+    let stream = connect_tcp(name, config.port()).await?;
+    let local = stream.local_addr().ok();
+    let (client, driver) = match tls {
+        None => {
+            let (client, connection) = config.server.connect_raw(stream, NoTls).await?;
+            (client, drive(connection, on_push))
         }
-    }
-    Err(last.unwrap_or_else(|| ConnectError::permanent("the URL names no host")))
+        Some(mut tls) => {
+            let connect = MakeTlsConnect::<TcpStream>::make_tls_connect(&mut tls, name);
+            let connect = connect.map_err(|error| ConnectError::permanent(format!("cannot encrypt: {error}")))?;
+            let (client, connection) = config.server.connect_raw(stream, connect).await?;
+            (client, drive(connection, on_push))
+        }
+    };
+    Ok(Dialed { client, driver, local })
 }
 
 /// Sends and receives until the connection ends.

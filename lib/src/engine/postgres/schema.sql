@@ -949,7 +949,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Returns the claim that holds a lock with this token; NULLs if there is none, or if it is withheld.
+-- Returns the claim that holds a lock with this token; NULLs if no claim holds it, or if the claim is withheld.
 CREATE OR REPLACE FUNCTION palisade.held_by(p_lock text, p_token bigint) RETURNS palisade.claim LANGUAGE sql AS
     'SELECT x FROM palisade.claim x WHERE x.lock = p_lock AND NOT x.waits AND x.arrival = p_token AND x.withheld_until IS NULL';
 
@@ -1082,7 +1082,7 @@ BEGIN
 END $$;
 
 -- Attaches a session to a new connection of its client. Late requests of older connections are refused from then on. Returns a row
--- for each grant with its request number; one row of NULLs if there is none; no row if the session has ended.
+-- for each grant with its request number; one row of NULLs if the session holds nothing; no row if the session has ended.
 CREATE OR REPLACE FUNCTION palisade.attach(p_session bigint, p_epoch integer) RETURNS TABLE (lock text, number bigint, token bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1191,7 +1191,7 @@ BEGIN
     GROUP BY v.lock ORDER BY v.lock;
 END $$;
 
--- Returns a row for each inconsistency in the tables; no row if there is none. One statement, so that it sees one snapshot.
+-- Returns a row for each inconsistency in the tables, and no row for consistent tables. One statement, so that it sees one snapshot.
 CREATE OR REPLACE FUNCTION palisade.check() RETURNS SETOF text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT format('lock %L counts %s taken and %s waiting, and has %s and %s', l.name, l.taken, l.waiting, x.taken, x.waiting)

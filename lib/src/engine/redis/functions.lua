@@ -8,7 +8,7 @@ local function run_id()
 end
 
 local function call(keys, what, ...)
-  return rule.perform({ keys[1], keys[1] .. ':due' }, { what, '', 0, 'nobody', ... }, nil, run_id())
+  return rule.perform({ keys[1], keys[1] .. ':due' }, { what, '', 0, 'no-client', ... }, nil, run_id())
 end
 
 -- Returns what is wrong with the keys or the number of arguments; nil if nothing is.

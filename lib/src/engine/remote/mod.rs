@@ -97,7 +97,7 @@ impl<B: Backend> Remote<B> {
         };
         let key = (acquire.caller.session, number);
         let wait = shared.client.begin_wait(key, acquire.clone());
-        // If there is none now, `serve_connection` sends every waiting acquire on the next one.
+        // Without a connection, `serve_connection` sends every waiting acquire on the next one.
         if let Some(connection) = shared.reconnector.current() {
             shared.send_acquire(&connection, key, &acquire, Transmission::First).await;
         }

@@ -64,7 +64,7 @@ pub enum SecurityError {
     /// The two sides have no version or method of encryption in common.
     #[error("there is no way to encrypt that both sides know: {why}")]
     NoAgreement {
-        /// What is missing.
+        /// The missing part.
         why: String,
     },
     /// The system has no trusted authorities.
@@ -73,7 +73,7 @@ pub enum SecurityError {
     /// A file cannot be used.
     #[error("{what} in {} cannot be used: {why}", .path.display())]
     Unreadable {
-        /// What it should contain.
+        /// The expected contents.
         what: &'static str,
         /// Which file.
         path: PathBuf,
