@@ -7,7 +7,7 @@ use std::time::Duration;
 use metrics::{Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, SharedString, Unit};
 use palisade::engine::memory::{Config, Memory};
 use palisade::{Options, Palisade};
-use palisade_testbench::bounded::check;
+use palisade_testbench::bounded::{BOUND, check};
 use palisade_testbench::faulty_engine::{Call, Cut, EngineFaults};
 
 /// How often each metric was recorded, by name and engine.
@@ -86,7 +86,7 @@ async fn client(faults: &EngineFaults, ttl: Duration) -> Palisade {
 fn grants_waits_losses_and_renewals_are_counted() {
     let recorded = Recorded::default();
     assert!(metrics::set_global_recorder(recorded.clone()).is_ok(), "there is no other recorder");
-    check(Duration::from_secs(30), async {
+    check(BOUND, async {
         let faults = EngineFaults::default();
         let alice = client(&EngineFaults::default(), Duration::from_secs(10)).await;
         let bob = client(&faults, Duration::from_millis(800)).await;

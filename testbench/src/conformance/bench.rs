@@ -8,11 +8,8 @@ use std::time::Duration;
 use palisade::engine::{Engine, Failure, Guarantees, Level, LockInfo, Order, Watched};
 use palisade::{EfficiencyGuard, Error, ErrorKind, Event, LockGuard, Loss, Misuse, Options, Palisade, Token};
 
-use crate::bounded::{check, within};
+use crate::bounded::{BOUND, check, within};
 use crate::faulty_engine::EngineFaults;
-
-/// The bound of one promise. Only a broken promise takes this long.
-const BOUND: Duration = Duration::from_secs(60);
 
 /// The TTL of clients that a promise cuts off.
 pub(super) const SHORT_TTL: Duration = Duration::from_millis(600);

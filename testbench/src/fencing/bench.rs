@@ -3,15 +3,11 @@
 use std::fmt::Debug;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use palisade_fence::{Error, ErrorKind, Resource, Sealed, Token};
 
 use super::wire::Wire;
-use crate::bounded::check;
-
-/// The bound of one promise. Only a broken promise takes this long.
-const BOUND: Duration = Duration::from_secs(60);
+use crate::bounded::{BOUND, check};
 
 /// An adapter to be checked: how one number is kept in its resource.
 pub trait Subject: Clone + Send + Sync + 'static {

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use palisade::{Error, LockGuard, Options, Palisade};
-use palisade_testbench::bounded::{self, within};
+use palisade_testbench::bounded::{self, BOUND, within};
 pub(crate) use palisade_testbench::bounded::{check_many, number_from_env, until, until_some};
 pub(crate) use palisade_testbench::fixture::{LONG_TTL, inspect, taken, token, until_idle, until_queued};
 use palisade_testbench::fixture::{Proxied, retryable};
@@ -14,9 +14,6 @@ use palisade_testbench::servers::Redis;
 use palisade_testbench::worker_process::WorkerProcess;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
-
-/// Longer than a test takes whose promise holds.
-const BOUND: Duration = Duration::from_secs(30);
 
 /// Checks a promise on a runtime with one thread.
 pub(crate) fn check(promise: impl Future<Output = ()>) {

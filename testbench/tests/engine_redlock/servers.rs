@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use palisade::{Options, Palisade};
-use palisade_testbench::bounded::check;
 pub(crate) use palisade_testbench::bounded::until;
+use palisade_testbench::bounded::{BOUND, check};
 use palisade_testbench::servers::{Absent, Redis};
 use redis::{Commands, Connection};
 use rustix::process::{Pid, Signal, kill_process};
@@ -84,5 +84,5 @@ pub(crate) async fn connect(url: &str, ttl: Duration) -> Palisade {
 
 /// Runs a test that must end.
 pub(crate) fn run(test: impl Future<Output = ()>) {
-    check(Duration::from_secs(60), test);
+    check(BOUND, test);
 }

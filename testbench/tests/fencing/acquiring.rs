@@ -10,12 +10,9 @@ use palisade::{ErrorKind, Palisade, blocking, connect};
 use palisade_fence::file::FencedFile;
 use palisade_fence::memory::Memory;
 use palisade_fence::{Seal, Token};
-use palisade_testbench::bounded::{self, until};
+use palisade_testbench::bounded::{self, BOUND, until};
 use palisade_testbench::fencing::{Act, Wire};
 use palisade_testbench::fixture::unused_name;
-
-/// The bound of one test.
-const BOUND: Duration = Duration::from_secs(30);
 
 /// Checks a promise with two clients of one engine, and a resource over a wire.
 fn check(promise: impl AsyncFnOnce(Palisade, Palisade, Wire<Memory>)) {

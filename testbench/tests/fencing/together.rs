@@ -2,17 +2,12 @@
 //! the engine's SQL or functions, writes by the fence's. They share nothing: the engine never changes the token
 //! that the fence uses, nor the fence a token of the engine.
 
-use std::time::Duration;
-
 use palisade_fence::mysql::{MySql, Scope};
 use palisade_fence::{postgres, redis};
-use palisade_testbench::bounded::{check, until_some};
+use palisade_testbench::bounded::{BOUND, check, until_some};
 use palisade_testbench::fixture;
 use palisade_testbench::servers::{MariaDb, Postgres, Redis};
 use tempfile::TempDir;
-
-/// The bound of one way.
-const BOUND: Duration = Duration::from_secs(60);
 
 /// An application's connection, on which it locks and writes.
 trait Session {
@@ -98,7 +93,7 @@ async fn keep_apart(store: &impl Store, how: usize) {
 }
 
 fn run<S: Store>(ways: usize, store: impl Future<Output = S>) {
-    check(BOUND * ways as u32, async {
+    check(BOUND, async {
         let store = store.await;
         for how in 0..ways {
             keep_apart(&store, how).await;

@@ -1,17 +1,14 @@
 //! Clients of one `memory:` namespace, some of them with injected faults.
 
 use std::future::Future;
-use std::time::Duration;
 
 use palisade::engine::Engine;
 use palisade::engine::memory::{Config, Memory};
 use palisade::{Options, Palisade, SessionId};
 use palisade_testbench::bounded;
+pub(crate) use palisade_testbench::bounded::BOUND;
 use palisade_testbench::faulty_engine::EngineFaults;
 use palisade_testbench::fixture::{self, unused_name};
-
-/// The bound of one test.
-pub(crate) const BOUND: Duration = Duration::from_secs(30);
 
 /// Checks a promise on a runtime with one thread.
 pub(crate) fn check(promise: impl Future<Output = ()>) {

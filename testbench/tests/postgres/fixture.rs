@@ -2,16 +2,12 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
 
 use palisade_fence::postgres;
-use palisade_testbench::bounded::{self, until};
+use palisade_testbench::bounded::{self, BOUND, until};
 use palisade_testbench::fixture::unused_name;
 use palisade_testbench::servers::Postgres;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
-
-/// The bound of one test.
-const BOUND: Duration = Duration::from_secs(60);
 
 pub(crate) struct Fixture {
     pub(crate) server: &'static Postgres,

@@ -8,12 +8,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use palisade_server::{Config, Http, Listeners, serve_on};
+use palisade_testbench::bounded::BOUND;
 use palisade_testbench::faulty_disk::FaultyDisk;
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
-/// The bound of each wait.
-const BOUND: Duration = Duration::from_secs(60);
 /// Longer than a write may take before the service hands writes to its writer thread.
 const SLOW: Duration = Duration::from_millis(100);
 
