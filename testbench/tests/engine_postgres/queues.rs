@@ -256,6 +256,29 @@ fn a_set_that_is_granted_during_a_force_release_is_ended_whole() {
     });
 }
 
+/// A call that waits for the transaction of another program: its TTL begins with the grant, not with the call.
+#[test]
+fn a_lease_that_waits_for_a_transaction_longer_than_its_ttl_is_granted_for_its_whole_ttl() {
+    let fixture = Fixture::new();
+    check(async {
+        let (store, other, waiting) =
+            (fixture.store().await, client(&fixture.url()).await, client(&fixture.url()).await);
+        other.batch_execute("BEGIN; SELECT palisade.acquire('a')").await.expect("it is acquired");
+        let acquire = "SELECT until - palisade.now() > '1 s' FROM palisade.acquire('a', ttl => '2 s')";
+        let granted = tokio::spawn(async move { ask::<bool>(&waiting, acquire).await });
+        let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+             AND datname = current_database() AND query_start < clock_timestamp() - interval '3 s'";
+        until("the call waits for longer than its TTL", async || {
+            assert!(!granted.is_finished(), "it does not wait for the transaction");
+            ask::<i64>(&store, waits).await > 0
+        })
+        .await;
+        other.batch_execute("ROLLBACK").await.expect("it is rolled back");
+        assert!(granted.await.expect("it is granted"), "a part of the TTL is over");
+        assert_consistent(&store).await;
+    });
+}
+
 /// The library sends none of these, but any role with the right to lock can.
 #[test]
 fn an_invalid_request_is_refused() {

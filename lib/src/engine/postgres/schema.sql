@@ -1284,16 +1284,16 @@ BEGIN
     IF r.refusal IS NOT NULL THEN
         PERFORM palisade.refuse(r.refusal, format('a session with a ttl of %s', p_ttl));
     END IF;
-    UPDATE palisade.session s SET is_lease = true WHERE s.id = r.session RETURNING s.id INTO STRICT session;
+    -- The TTL begins when the request is decided: until then, this call may wait for other transactions.
+    UPDATE palisade.session s SET is_lease = true, deadline = 'infinity' WHERE s.id = r.session RETURNING s.id INTO STRICT session;
     r := palisade.request(session, 0, 1, ARRAY[p_lock], ARRAY[v_need], ARRAY[p_permits], p_waits, true, NULL, NULL);
     said := r.said;
     IF said = 'refused' THEN
         PERFORM palisade.refuse(r.detail, format('lock %L', p_lock));
     END IF;
     -- While it waits, the TTL is 10 s, which `wait_on` renews. So a caller that is gone does not get the lock for its whole TTL.
-    IF said = 'queued' THEN
-        UPDATE palisade.session s SET deadline = LEAST(s.deadline, palisade.now() + interval '10 s') WHERE s.id = session;
-    END IF;
+    UPDATE palisade.session s SET deadline = palisade.now()
+        + LEAST(s.ttl_ms * interval '1 ms', CASE said WHEN 'queued' THEN interval '10 s' END) WHERE s.id = session;
 END $$;
 
 -- Acquires a lock if it is free; `renew` it before its TTL ends. Returns one row if it is granted, no row if it is not free.
