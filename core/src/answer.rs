@@ -61,6 +61,12 @@ pub enum Refusal {
         /// The session that the command named.
         session: SessionId,
     },
+    /// There is a session with this id.
+    #[error("there is a session {session} already; open one with another id")]
+    SessionExists {
+        /// The id that was drawn.
+        session: SessionId,
+    },
     /// The lock has no holder and no waiter.
     #[error("lock '{lock}' is neither held nor wanted by anyone")]
     NoSuchLock {

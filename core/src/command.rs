@@ -12,6 +12,9 @@ use crate::{Delay, Label, Limits, LockName, RequestNo, SessionId, Ticket, Token,
 pub enum Command {
     /// Begin a session. Answered with [`Answer::Opened`](crate::Answer::Opened).
     OpenSession {
+        /// Its id, which the host draws at random. A host that has lost its data, or restored older data, then never gives
+        /// a new session the id of a session that a client still believes to be its own.
+        session: SessionId,
         /// How long it lives without a keep-alive. The host measures the time.
         ttl: Ttl,
         /// Its name in listings.

@@ -2,14 +2,16 @@
 //!
 //! There is no clock, no I/O, no randomness and no async in here. Time enters only as commands: the host decides that a
 //! session has expired and applies a command. Two machines that apply the same commands are equal byte for byte, so a
-//! host can replicate the commands, or write them to a log, instead of the state.
+//! host can replicate the commands, or write them to a log, instead of the state. The ids of sessions, which must be random,
+//! are drawn by the host, too.
 //!
 //! ```
-//! use palisade_core::{Acquire, Answer, Command, Label, Limits, LockName, Machine, Ttl};
+//! use palisade_core::{Acquire, Answer, Command, Label, Limits, LockName, Machine, SessionId, Ttl};
 //!
 //! let mut machine = Machine::new(Limits::default());
-//! let open = Command::OpenSession { ttl: Ttl::from_ms(10_000)?, label: Label::new("worker-1") };
-//! let Ok(Answer::Opened { session }) = machine.apply(open).answer else { panic!("refused") };
+//! let (session, ttl) = (SessionId::new(7)?, Ttl::from_ms(10_000)?);
+//! let opened = machine.apply(Command::OpenSession { session, ttl, label: Label::new("worker-1") });
+//! assert_eq!(opened.answer, Ok(Answer::Opened { session }));
 //!
 //! let orders = LockName::new("orders/42")?;
 //! let granted = machine.apply(Command::Acquire(Acquire::exclusive(session, orders.clone())));

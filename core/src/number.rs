@@ -95,7 +95,9 @@ impl Token {
     }
 }
 
-/// The id of a session. A machine never reuses one.
+/// The id of a session, which its host draws at random.
+///
+/// No two sessions that exist at one time have the same id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct SessionId(NonZeroU64);

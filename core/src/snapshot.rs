@@ -10,7 +10,7 @@ use crate::slab::Slab;
 use crate::{Limits, Machine, invariant};
 
 /// The version that [`Machine::snapshot`] writes.
-pub const SNAPSHOT_VERSION: u32 = 2;
+pub const SNAPSHOT_VERSION: u32 = 3;
 
 const MAGIC: [u8; 8] = *b"PALISADE";
 const HEADER: usize = MAGIC.len() + 4 + 4;
@@ -39,7 +39,6 @@ pub enum RestoreError {
 struct Written<'a> {
     limits: &'a Limits,
     last_token: u64,
-    last_session: u64,
     last_arrival: u64,
     sessions: &'a Slab<Session>,
     locks: &'a Slab<Lock>,
@@ -52,7 +51,6 @@ struct Written<'a> {
 struct Read {
     limits: Limits,
     last_token: u64,
-    last_session: u64,
     last_arrival: u64,
     sessions: Slab<Session>,
     locks: Slab<Lock>,
@@ -74,7 +72,6 @@ impl Machine {
         let written = Written {
             limits: &self.limits,
             last_token: self.last_token,
-            last_session: self.last_session,
             last_arrival: self.last_arrival,
             sessions: &self.sessions,
             locks: &self.locks,
@@ -122,8 +119,7 @@ impl Machine {
             return Err(damaged("there is something behind its end"));
         }
         let mut machine = Machine::new(read.limits);
-        (machine.last_token, machine.last_session) = (read.last_token, read.last_session);
-        machine.last_arrival = read.last_arrival;
+        (machine.last_token, machine.last_arrival) = (read.last_token, read.last_arrival);
         (machine.sessions, machine.locks) = (read.sessions, read.locks);
         (machine.claims, machine.entries) = (read.claims, read.entries);
         machine.forced = read.forced;

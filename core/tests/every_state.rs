@@ -190,7 +190,14 @@ impl Search for Scope {
 
     fn actions(&self, state: &State, commands: &mut Vec<Command>) {
         if state.model.sessions.len() < self.sessions {
-            commands.push(Command::OpenSession { ttl: Ttl::from_ms(1000).expect("a ttl"), label: Label::new("me") });
+            // One id that is free. Which one makes no difference.
+            let is_free = |session: &SessionId| !state.model.sessions.contains_key(session);
+            let session = (1..).filter_map(|number| SessionId::new(number).ok()).find(is_free).expect("an id");
+            commands.push(Command::OpenSession {
+                session,
+                ttl: Ttl::from_ms(1000).expect("a ttl"),
+                label: Label::new("me"),
+            });
         }
         let mut met_idle = false;
         for session in state.model.sessions.keys().copied() {

@@ -175,8 +175,8 @@ fn the_random_commands_reach_every_answer_refusal_and_event() {
             names_of(&machine.apply(command)).into_iter().for_each(|name| *met.entry(name).or_default() += 1);
         }
     }
-    let every = "Opened Granted Queued Busy Forced Done NoSuchSession NoSuchLock NoHolder OverLimit UnderLimit \
-        AlreadyHeld NoLocks NamedTwice WrongKind LimitDiffers BadPermits BadLimit BadLimit ValueNotPossible NotHeld NotWithheld \
+    let every = "Opened Granted Queued Busy Forced Done NoSuchSession SessionExists NoSuchLock NoHolder OverLimit \
+        UnderLimit AlreadyHeld NoLocks NamedTwice WrongKind LimitDiffers BadPermits BadLimit BadLimit ValueNotPossible NotHeld NotWithheld \
         NeverGranted OtherSession AlreadyGranted NotWaiting Withdrawn NumberReused NumberForgotten SessionOpened \
         SessionEnded LeftQueue LeftCancelled LeftSessionEnded LeftRefused GrantedAfterWait GrantEnded EndedReleased \
         EndedSessionEnded EndedForced Withheld DelayEnded Published Resized TokensRaised Configured";
@@ -184,13 +184,17 @@ fn the_random_commands_reach_every_answer_refusal_and_event() {
     assert!(rare.is_empty(), "hardly ever met: {rare:?} in {met:#?}");
 }
 
+fn open(session: u64) -> Command {
+    let (session, ttl) = (SessionId::new(session).expect("an id"), Ttl::from_ms(1000).expect("a ttl"));
+    Command::OpenSession { session, ttl, label: Label::new("me") }
+}
+
 /// Too rare for the random commands: a repeat after the request was dropped.
 #[test]
 fn every_repeat_of_a_request_that_a_resize_dropped_is_refused() {
     let roomy = Limits { history_per_lock: 2, ..Limits::default() };
     let mut checked = CheckedMachine::new(roomy);
-    let open = Command::OpenSession { ttl: Ttl::from_ms(1000).unwrap(), label: Label::new("me") };
-    checked.apply(&open);
+    checked.apply(&open(1));
     let lock = LockName::new("pool").unwrap();
     let acquire = |number, count, of| {
         let caller = Caller { session: SessionId::new(1).unwrap(), number: RequestNo::new(number).ok() };
@@ -212,7 +216,7 @@ fn every_repeat_of_a_request_that_a_resize_dropped_is_refused() {
 #[test]
 fn a_value_ends_with_its_grant_though_the_lock_is_withheld() {
     let mut checked = CheckedMachine::new(Limits::default());
-    checked.apply(&Command::OpenSession { ttl: Ttl::from_ms(1000).unwrap(), label: Label::new("me") });
+    checked.apply(&open(1));
     let (session, lock) = (SessionId::new(1).unwrap(), LockName::new("leader").unwrap());
     let (delay, value) = (Delay::from_ms(10).ok(), Some(Value::new(b"10.0.0.1")));
     checked.apply(&Command::Acquire(Acquire { delay, value, ..Acquire::exclusive(session, lock.clone()) }));
@@ -225,14 +229,13 @@ fn a_value_ends_with_its_grant_though_the_lock_is_withheld() {
 #[test]
 fn a_grant_is_found_by_its_request_number_after_many_other_requests() {
     let mut machine = Machine::new(Limits { answers_per_session: 1, ..Limits::default() });
-    let open = || Command::OpenSession { ttl: Ttl::from_ms(1000).unwrap(), label: Label::new("me") };
     let (other, session) = (SessionId::new(1).unwrap(), SessionId::new(2).unwrap());
     let lock = |name| LockName::new(name).unwrap();
     let acquire = |number, name| {
         let caller = Caller { session, number: RequestNo::new(number).ok() };
         Command::Acquire(Acquire { patience: Patience::Wait, ..Acquire::exclusive(caller, lock(name)) })
     };
-    let first = [open(), open(), Command::Acquire(Acquire::exclusive(other, lock("a"))), acquire(1, "a")];
+    let first = [open(1), open(2), Command::Acquire(Acquire::exclusive(other, lock("a"))), acquire(1, "a")];
     for command in first.into_iter().chain([acquire(2, "b"), acquire(3, "c"), acquire(4, "d")]) {
         assert!(machine.apply(command).answer.is_ok());
     }
@@ -341,7 +344,7 @@ proptest! {
 #[test]
 fn a_force_release_is_remembered_when_the_lock_is_idle() {
     let mut machine = Machine::new(Limits::default());
-    machine.apply(Command::OpenSession { ttl: Ttl::from_ms(1000).unwrap(), label: Label::new("me") });
+    machine.apply(open(1));
     let session = SessionId::new(1).unwrap();
     let lock = |number: usize| LockName::new(&format!("lock/{number}")).unwrap();
     let mut take_away = |number: usize| {

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 use crate::access::Users;
 use crate::net::resp;
 use crate::net::{Bounds, Http, Server, ServiceHandle, start_http};
-use crate::node::{Input, Node, NodeConfig};
+use crate::node::{Input, Node, NodeConfig, Seeds};
 use crate::replica::ReplicaError;
 use crate::sign::{KeyError, Signer};
 use crate::storage::disk::{Disk, RealDisk};
@@ -125,7 +125,7 @@ impl<D: Disk> Service<D> {
             waiters: bounds.waiters,
             waiters_per_user: bounds.waiters_per_user,
         };
-        let node = Node::new(node_config, &recovered, hash_key(), raise_above)?;
+        let node = Node::new(node_config, &recovered, random_seeds(), raise_above)?;
         drop(recovered);
         let (writer, written) = Writer::start(disk, store)?;
         let server = Server::new(node, bounds, config.users, config.tls, config.signer);
@@ -323,8 +323,8 @@ async fn changed(users: &mut Option<watch::Receiver<()>>) {
     }
 }
 
-/// Returns a random key, so that clients cannot choose names that collide.
-fn hash_key() -> u64 {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    RandomState::new().build_hasher().finish()
+fn random_seeds() -> Seeds {
+    use std::hash::{BuildHasher, RandomState};
+    let random = RandomState::new();
+    Seeds { hash_key: random.hash_one(0), session_ids: random.hash_one(1) }
 }

@@ -47,7 +47,9 @@ struct Client {
 
 impl Client {
     fn open(machine: &mut Machine) -> Client {
-        let open = Command::OpenSession { ttl: Ttl::from_ms(10_000).unwrap(), label: Label::new("host-17 pid 4211") };
+        let session = SessionId::new(u64::from(machine.session_count()) + 1).unwrap();
+        let (ttl, label) = (Ttl::from_ms(10_000).unwrap(), Label::new("host-17 pid 4211"));
+        let open = Command::OpenSession { session, ttl, label };
         match machine.apply(open).answer {
             Ok(Answer::Opened { session }) => Client { session, number: 0, numbered: true },
             other => panic!("{other:?}"),

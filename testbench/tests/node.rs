@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use palisade_server::node::{
     ConnectionId, GrantReply, Input, Message, Node, NodeConfig, Principal, Protocol, Push, RequestContext, RequestId,
-    Response,
+    Response, Seeds,
 };
 use palisade_server::request::{AcquireRequest, Holder, Request};
 use palisade_server::storage::{Store, write_watermark};
@@ -218,7 +218,7 @@ impl World {
 fn start(disk: &FaultyDisk) -> (Store<FaultyDisk>, Node) {
     let (store, found) = Store::open_with(disk.clone(), None, 4096).unwrap();
     let config = NodeConfig { wait_ms: 60_000, waiters: 1_000, waiters_per_user: 1_000, ..NodeConfig::default() };
-    (store, Node::new(config, &found, 7, None).unwrap())
+    (store, Node::new(config, &found, Seeds { hash_key: 7, session_ids: 7 }, None).unwrap())
 }
 
 #[test]

@@ -72,8 +72,10 @@ fn a_token_that_another_session_holds_is_reported_with_the_session() {
     let steps = r#"
         eval "$(palisade acquire one)"
         palisade acquire two > /dev/null
+        echo "by session $PALISADE_SESSION"
         palisade release two --token 2"#;
-    script(&fixture, steps).expect_failure(76, "'two' is not held with token 2 by session 1");
+    let ended = script(&fixture, steps);
+    ended.expect_failure(76, &format!("'two' is not held with token 2 {}", ended.stdout[0]));
 }
 
 #[test]

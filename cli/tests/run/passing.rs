@@ -31,9 +31,10 @@ fn a_command_that_cannot_be_started_exits_with_126_or_127() {
 #[test]
 fn the_command_gets_lock_token_session_and_url() {
     let fixture = Fixture::new();
-    let script = r#"echo "$PALISADE_LOCK $PALISADE_TOKEN $PALISADE_SESSION $PALISADE_URL""#;
-    let ended = fixture.run(&["x"], script);
-    ended.expect(0, &[&format!("x 1 1 {}", fixture.engine.url())]);
+    let palisade = env!("CARGO_BIN_EXE_palisade");
+    let show = format!("'{palisade}' show x | grep -c \" $PALISADE_SESSION \"");
+    let ended = fixture.run(&["x"], &format!("echo \"$PALISADE_LOCK $PALISADE_TOKEN $PALISADE_URL\"; {show}"));
+    ended.expect(0, &[&format!("x 1 {}", fixture.engine.url()), "1"]);
 }
 
 #[test]

@@ -63,16 +63,20 @@ fn every_bad_argument_is_refused_with_its_code_and_changes_nothing() {
         "\x1b[31m",
         "",
     ] {
-        output += &format!("{} => {}\n", shortened(command).escape_debug(), client.refusal(command).escape_debug());
+        // `SESSION 1` stands for the session that is open.
+        let sent = command.replace(" SESSION 1", &format!(" SESSION {session}"));
+        output += &format!("{} => {}\n", shortened(command).escape_debug(), client.refusal(&sent).escape_debug());
     }
+    let id = session.to_string();
     for words in [
-        &[&b"LOCK"[..], b"ACQUIRE", b"\xff\xfe", b"SESSION", b"1"][..],
+        &[&b"LOCK"[..], b"ACQUIRE", b"\xff\xfe", b"SESSION", id.as_bytes()][..],
         &[b"SESSION", b"OPEN", b"1000", b"LABEL", b"\xff"],
         &[b"SESSION", b"OPEN", b"1000", b"LABEL", &[b'x'; 257]],
-        &[b"CAMPAIGN", b"a", b"SESSION", b"1", b"VALUE", &[b'x'; 4097]],
+        &[b"CAMPAIGN", b"a", b"SESSION", id.as_bytes(), b"VALUE", &[b'x'; 4097]],
     ] {
         let Value::Error(text) = client.send_command(words).answer() else { panic!("{words:?} was accepted") };
-        output += &format!("{} => {text}\n", shortened(&String::from_utf8_lossy(&words.join(&b' '))));
+        let shown = String::from_utf8_lossy(&words.join(&b' ')).replace(&id, "1");
+        output += &format!("{} => {text}\n", shortened(&shown));
     }
     insta::assert_snapshot!("bad-words", output);
     assert_eq!(state(&mut client), before);
@@ -109,7 +113,8 @@ fn foreign_tokens_and_repeated_requests_are_distinguished() {
         format!("LOCK ACQUIRE c SESSION {one} REQ 1"),
         format!("LOCK ACQUIRE a SESSION {one} WAIT 20"),
     ] {
-        output += &format!("{command} => {}\n", client.refusal(&command));
+        let shown = format!("{command} => {}\n", client.refusal(&command));
+        output += &shown.replace(&one.to_string(), "ONE").replace(&two.to_string(), "TWO");
     }
     assert_eq!(client.call_ok("LOCK SHOW a").get("waiters").items(), []);
     let again = client.call_ok(&format!("LOCK ACQUIRE a SESSION {one} REQ 1"));
@@ -153,5 +158,7 @@ fn requests_sent_before_a_half_close_are_answered() {
     let service = sandbox.serve(&[]);
     let mut client = service.client();
     client.send_command(&[b"SESSION", b"OPEN", b"30000"]).send_command(&[b"PING"]).close_write();
-    assert_eq!(client.until_closed(), "*4\r\n$7\r\nsession\r\n:1\r\n$6\r\nttl_ms\r\n:30000\r\n+PONG\r\n");
+    let replies = client.until_closed();
+    assert!(replies.starts_with("*4\r\n$7\r\nsession\r\n:"), "{replies}");
+    assert!(replies.ends_with("\r\n$6\r\nttl_ms\r\n:30000\r\n+PONG\r\n"), "{replies}");
 }

@@ -53,10 +53,11 @@ fn pending_requests_are_answered_before_shutdown() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
     let mut client = service.resp3_client();
-    client.session();
+    let session = client.session().to_string();
     let many = 500;
     for number in 0..many {
-        client.send_command(&[b"LOCK", b"ACQUIRE", format!("lock/{number}").as_bytes(), b"SESSION", b"1"]);
+        let name = format!("lock/{number}");
+        client.send_command(&[b"LOCK", b"ACQUIRE", name.as_bytes(), b"SESSION", session.as_bytes()]);
     }
     assert!(matches!(client.answer(), Value::Map(_)), "the first is granted: the others have been read with it");
     service.signal(Signal::TERM);

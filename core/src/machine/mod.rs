@@ -24,9 +24,10 @@ pub(crate) use state::{ALL, Claim, ClaimExtras, ClaimState, FORCED_KEPT, Forced,
 /// The locks of one namespace. Applies commands one after the other.
 ///
 /// ```
-/// use palisade_core::{Command, Label, Limits, Machine, Ttl};
+/// use palisade_core::{Command, Label, Limits, Machine, SessionId, Ttl};
 /// let mut machine = Machine::new(Limits::default());
-/// let open = Command::OpenSession { ttl: Ttl::from_ms(10_000)?, label: Label::new("me") };
+/// let (session, ttl) = (SessionId::new(7)?, Ttl::from_ms(10_000)?);
+/// let open = Command::OpenSession { session, ttl, label: Label::new("me") };
 /// assert!(machine.apply(open).answer.is_ok());
 /// # Ok::<(), palisade_core::BadNumber>(())
 /// ```
@@ -35,7 +36,6 @@ pub struct Machine {
     pub(crate) limits: Limits,
     /// The last token given, 0 for none. One counter for all locks: a deleted lock leaves nothing behind.
     pub(crate) last_token: u64,
-    pub(crate) last_session: u64,
     pub(crate) last_arrival: u64,
     pub(crate) sessions: Slab<Session>,
     pub(crate) locks: Slab<Lock>,
@@ -58,7 +58,6 @@ impl Machine {
         Machine {
             limits,
             last_token: 0,
-            last_session: 0,
             last_arrival: 0,
             sessions: Slab::new(),
             locks: Slab::new(),
@@ -86,9 +85,10 @@ impl Machine {
     /// Applies one command: all of it, or, when it is refused, nothing.
     ///
     /// ```
-    /// use palisade_core::{Command, Event, Label, Limits, Machine, Refusal, Ttl};
+    /// use palisade_core::{Command, Event, Label, Limits, Machine, Refusal, SessionId, Ttl};
     /// let mut machine = Machine::new(Limits::default());
-    /// let open = |ms| Ttl::from_ms(ms).map(|ttl| Command::OpenSession { ttl, label: Label::new("me") });
+    /// let session = SessionId::new(7)?;
+    /// let open = |ms| Ttl::from_ms(ms).map(|ttl| Command::OpenSession { session, ttl, label: Label::new("me") });
     ///
     /// let opened = machine.apply(open(10_000)?);
     /// assert!(opened.answer.is_ok());
@@ -113,7 +113,7 @@ impl Machine {
 
     fn perform(&mut self, command: Command, fingerprint: u64, events: &mut Events) -> Result<Answer, Refusal> {
         match command {
-            Command::OpenSession { ttl, label } => self.open_session(ttl, label, events),
+            Command::OpenSession { session, ttl, label } => self.open_session(session, ttl, label, events),
             Command::CloseSession { session } => self.end_session(session, crate::SessionEnd::Closed, events),
             Command::ExpireSession { session } => self.end_session(session, crate::SessionEnd::Expired, events),
             Command::Acquire(acquire) => self.acquire(acquire, fingerprint, events),

@@ -7,13 +7,20 @@ use crate::slab::Slot;
 use crate::{Answer, Departure, Ending, Event, Events, Label, Limit, Refusal, SessionEnd, SessionId, Ttl};
 
 impl Machine {
-    pub(super) fn open_session(&mut self, ttl: Ttl, label: Label, events: &mut Events) -> Result<Answer, Refusal> {
+    pub(super) fn open_session(
+        &mut self,
+        id: SessionId,
+        ttl: Ttl,
+        label: Label,
+        events: &mut Events,
+    ) -> Result<Answer, Refusal> {
         self.limits.at_least(Limit::TtlMinMs, ttl.as_ms())?;
         self.limits.at_most(Limit::TtlMaxMs, ttl.as_ms())?;
         self.check_label(&label)?;
         self.limits.at_most(Limit::Sessions, u64::from(self.sessions.len()) + 1)?;
-        let Ok(id) = SessionId::new(self.last_session + 1) else { unreachable!("the counter starts above 0") };
-        self.last_session = id.get();
+        if self.find_session(id).is_some() {
+            return Err(Refusal::SessionExists { session: id });
+        }
         let session = Session { id, ttl, label, claims: List::EMPTY, locks: 0, answers: None };
         let slot = self.sessions.insert(session);
         self.index_session(slot);

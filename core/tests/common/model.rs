@@ -34,7 +34,6 @@ type Outcome = Result<Answer, Refusal>;
 pub(crate) struct Model {
     pub(crate) limits: Limits,
     last_token: u64,
-    last_session: u64,
     last_arrival: u64,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
     /// The locks in use.
@@ -84,7 +83,6 @@ pub(crate) enum ClaimState {
 
 /// The numbers that the machine chose in this step.
 struct Assigned {
-    session: Option<SessionId>,
     ticket: Option<Ticket>,
     token: Option<Token>,
     moved_to: Option<Token>,
@@ -94,14 +92,12 @@ struct Assigned {
 
 impl Assigned {
     fn by(applied: &Applied) -> Assigned {
-        let mut assigned =
-            Assigned { session: None, ticket: None, token: None, moved_to: None, waited: BTreeMap::new() };
+        let mut assigned = Assigned { ticket: None, token: None, moved_to: None, waited: BTreeMap::new() };
         match applied.answer {
-            Ok(Answer::Opened { session }) => assigned.session = Some(session),
             Ok(Answer::Queued { ticket }) => assigned.ticket = Some(ticket),
             Ok(Answer::Granted { token }) => assigned.token = Some(token),
             Ok(Answer::Forced { moved_to, .. }) => assigned.moved_to = Some(moved_to),
-            Ok(Answer::Busy | Answer::Done | Answer::Raised { .. }) | Err(_) => {}
+            Ok(Answer::Opened { .. } | Answer::Busy | Answer::Done | Answer::Raised { .. }) | Err(_) => {}
         }
         for event in &applied.events {
             if let Event::Granted { ticket: Some(ticket), token, .. } = event {
@@ -152,7 +148,6 @@ impl Model {
         Model {
             limits,
             last_token: 0,
-            last_session: 0,
             last_arrival: 0,
             sessions: BTreeMap::new(),
             locks: BTreeMap::new(),
@@ -227,7 +222,7 @@ impl Model {
 
     fn perform(&mut self, command: &Command, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
         match command {
-            Command::OpenSession { ttl, label } => self.open(*ttl, label, assigned, events),
+            Command::OpenSession { session, ttl, label } => self.open(*session, *ttl, label, events),
             Command::CloseSession { session } => self.end(*session, SessionEnd::Closed, assigned, events),
             Command::ExpireSession { session } => self.end(*session, SessionEnd::Expired, assigned, events),
             Command::Acquire(request) => self.acquire(request, assigned, events),
@@ -253,7 +248,7 @@ impl Model {
         }
     }
 
-    fn open(&mut self, ttl: Ttl, label: &Label, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
+    fn open(&mut self, session: SessionId, ttl: Ttl, label: &Label, events: &mut Vec<Event>) -> Outcome {
         let (value, min) = (ttl.as_ms(), self.limits.of(Limit::TtlMinMs));
         if value < min {
             return Err(Refusal::UnderLimit { limit: Limit::TtlMinMs, min, value });
@@ -261,9 +256,9 @@ impl Model {
         self.at_most(Limit::TtlMaxMs, value)?;
         self.at_most(Limit::LabelBytes, label.as_str().len() as u64)?;
         self.at_most(Limit::Sessions, self.sessions.len() as u64 + 1)?;
-        let session = assigned.session.expect("a session should have been opened");
-        assert!(session.get() > self.last_session, "a session's number was assigned twice");
-        self.last_session = session.get();
+        if self.sessions.contains_key(&session) {
+            return Err(Refusal::SessionExists { session });
+        }
         let fresh = Session { ttl, label: label.clone(), answered: Vec::new(), forgotten: 0 };
         self.sessions.insert(session, fresh);
         events.push(Event::SessionOpened { session, ttl });

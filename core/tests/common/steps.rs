@@ -16,6 +16,8 @@ use super::observed::Observed;
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
     Open {
+        /// Whether it has the id of a session that was opened before.
+        is_repeat: bool,
         ttl_ms: u32,
         label: &'static str,
     },
@@ -175,7 +177,9 @@ impl Resolver {
 
     fn resolve(&self, step: &Step) -> Command {
         match step {
-            Step::Open { ttl_ms, label } => Command::OpenSession {
+            Step::Open { is_repeat, ttl_ms, label } => Command::OpenSession {
+                session: SessionId::new(self.last_session + u64::from(!is_repeat || self.last_session == 0))
+                    .expect("an id"),
                 ttl: Ttl::from_ms(u64::from(*ttl_ms)).expect("a ttl"),
                 label: Label::new(label),
             },
@@ -467,7 +471,11 @@ fn asks_of_operators() -> BoxedStrategy<Step> {
 pub(crate) fn step() -> BoxedStrategy<Step> {
     let ttl_ms = prop_oneof![1 => Just(5u32), 20 => Just(50), 1 => Just(500)];
     let label = prop_oneof![5 => Just("me"), 5 => Just("you"), 1 => Just("everyone")];
-    let open = (ttl_ms, label).prop_map(|(ttl_ms, label)| Step::Open { ttl_ms, label });
+    let open = (prop::bool::weighted(0.1), ttl_ms, label).prop_map(|(is_repeat, ttl_ms, label)| Step::Open {
+        is_repeat,
+        ttl_ms,
+        label,
+    });
     prop_oneof![
         3 => open,
         1 => session().prop_map(|session| Step::Close { session }),
@@ -483,7 +491,7 @@ pub(crate) fn step() -> BoxedStrategy<Step> {
 pub(crate) fn steps(most: usize) -> BoxedStrategy<Vec<Step>> {
     vec(step(), 0..most)
         .prop_map(|mut steps| {
-            let open = |label| Step::Open { ttl_ms: 50, label };
+            let open = |label| Step::Open { is_repeat: false, ttl_ms: 50, label };
             steps.splice(0..0, [open("one"), open("two"), open("tri"), open("four")]);
             steps
         })

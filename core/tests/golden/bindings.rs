@@ -33,6 +33,12 @@ impl Bindings {
         }
     }
 
+    /// Returns the id of the next session that is opened: 1, 2, 3 …
+    pub(crate) fn next_session(&self) -> SessionId {
+        let last = self.sessions.values().map(|session| session.get()).max().unwrap_or(0);
+        SessionId::new(last + 1).expect("not zero")
+    }
+
     /// Returns a session by its name, or by any number.
     pub(crate) fn session(&self, name: &str) -> Result<SessionId, ParseError> {
         match (self.sessions.get(name), name.parse::<u64>()) {

@@ -63,7 +63,7 @@ pub(crate) fn command(
             let name = pos(&mut args, "a session's name")?;
             let ttl = Ttl::from_ms(millis(args.take_key("ttl").unwrap_or("10s"))?)?;
             let label = Label::new(&text(args.take_key("label").unwrap_or(name)));
-            Command::OpenSession { ttl, label }
+            Command::OpenSession { session: bindings.next_session(), ttl, label }
         }
         "close" => Command::CloseSession { session: bindings.session(pos(&mut args, "a session")?)? },
         "expire" => Command::ExpireSession { session: bindings.session(pos(&mut args, "a session")?)? },

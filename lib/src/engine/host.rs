@@ -2,6 +2,7 @@
 //! answers.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 
 use palisade_core::{Answer, Departure, Ending, Event, Machine, Refusal, SessionEnd, SessionId, Ticket, Token};
 use tokio::sync::{mpsc, oneshot};
@@ -10,6 +11,13 @@ use super::{Acquired, Cancelled, Failure, Forced, Notice, Raised, Released, Unav
 
 /// How many events a watcher may be behind. Further events are dropped, and it is told so.
 const WATCH_BUFFER: usize = 1024;
+
+/// Returns a random id for a new session, of 53 bits. It is not random for secrecy: a store that has lost its data must not
+/// give a new session the id of a session that another process still keeps alive.
+pub(super) fn random_session() -> SessionId {
+    let Ok(id) = SessionId::new(RandomState::new().hash_one(0) >> 11 | 1) else { unreachable!("not zero") };
+    id
+}
 
 /// The outcome of a wait.
 pub(super) type Waited = Result<Token, Failure>;

@@ -24,7 +24,7 @@ pub(super) fn refusal_code(refusal: &Refusal) -> &'static str {
         Refusal::AlreadyHeld { .. } => "HELD",
         Refusal::AlreadyGranted { .. } => "GRANTED",
         Refusal::NotWaiting | Refusal::Withdrawn { .. } => "CANCELLED",
-        Refusal::NumberReused { .. } | Refusal::NumberForgotten { .. } => "STALE",
+        Refusal::NumberReused { .. } | Refusal::NumberForgotten { .. } | Refusal::SessionExists { .. } => "STALE",
         Refusal::WrongKind { .. } | Refusal::LimitDiffers { .. } | Refusal::ResizedBelow { .. } => "KIND",
         Refusal::NoLocks
         | Refusal::NamedTwice { .. }

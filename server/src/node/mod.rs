@@ -200,6 +200,15 @@ pub struct NodeConfig {
     pub waiters_per_user: usize,
 }
 
+/// Random numbers of the host. Two starts of a service never have the same.
+#[derive(Debug, Clone, Copy)]
+pub struct Seeds {
+    /// Keys the look-up tables, so that clients cannot choose names that collide.
+    pub hash_key: u64,
+    /// Starts the ids of sessions. Clients see those, so it must not be the hash key.
+    pub session_ids: u64,
+}
+
 /// Numbers about the node, for operators.
 #[allow(missing_docs)]
 pub struct NodeReport {
@@ -287,10 +296,10 @@ impl Node {
     pub fn new(
         config: NodeConfig,
         recovered: &crate::storage::Recovered,
-        hash_key: u64,
+        seeds: Seeds,
         raise_above: Option<u64>,
     ) -> Result<Node, crate::replica::ReplicaError> {
-        let mut replica = Replica::new(1, &[1], hash_key, recovered)?;
+        let mut replica = Replica::new(1, &[1], seeds.hash_key, recovered)?;
         replica.campaign();
         Ok(Node {
             replica,
@@ -303,7 +312,7 @@ impl Node {
             expired: VecDeque::new(),
             writing: VecDeque::new(),
             clients: Clients::default(),
-            sessions: Sessions::new(),
+            sessions: Sessions::new(seeds.session_ids),
             user_sessions: UserSessions::new(config.users.as_ref().map(|_| config.sessions_per_user)),
             waits: Waits::new(),
             queue_limit: QueueLimit::new(config.waiters, config.waiters_per_user),
@@ -429,7 +438,7 @@ impl Node {
                 if let Err(refusal) = self.begin_session(id.connection) {
                     return self.refuse(id, refusal);
                 }
-                (Command::OpenSession { ttl, label }, ReplyKind::Opened { ttl })
+                (Command::OpenSession { session: self.sessions.draw_id(), ttl, label }, ReplyKind::Opened { ttl })
             }
             Request::CloseSession { session } => (Command::CloseSession { session }, ReplyKind::Done),
             Request::Release { lock, token, session, number } => {

@@ -12,12 +12,30 @@ use super::wheel::{Moment, Wheel};
 use super::{Node, Recipients, RequestId};
 
 pub(super) struct Sessions {
+    ids: SessionIds,
     deadlines: Wheel<SessionId>,
     /// The ends of lock-delays, by the token of the expired grant.
     delays: Wheel<Token>,
     withheld: HashMap<Token, LockName>,
     granted_at: HashMap<Token, Moment>,
     subscribers: HashMap<SessionId, Subscribers>,
+}
+
+/// The ids of new sessions: the SplitMix64 sequence from a random seed, <https://prng.di.unimi.it/splitmix64.c>.
+struct SessionIds(u64);
+
+impl SessionIds {
+    /// Returns an id of 53 bits, which every JSON parser reads exactly.
+    fn draw(&mut self) -> SessionId {
+        loop {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            if let Ok(id) = SessionId::new((mixed ^ (mixed >> 31)) >> 11) {
+                return id;
+            }
+        }
+    }
 }
 
 /// Connections that get the pushes of a session, or of one wait. Usually one; a client that has reconnected may still
@@ -37,14 +55,19 @@ impl Subscribers {
 }
 
 impl Sessions {
-    pub(super) fn new() -> Sessions {
+    pub(super) fn new(seed: u64) -> Sessions {
         Sessions {
+            ids: SessionIds(seed),
             deadlines: Wheel::new(),
             delays: Wheel::new(),
             withheld: HashMap::new(),
             granted_at: HashMap::new(),
             subscribers: HashMap::new(),
         }
+    }
+
+    pub(super) fn draw_id(&mut self) -> SessionId {
+        self.ids.draw()
     }
 
     pub(super) fn subscribe(&mut self, session: SessionId, connection: ConnectionId, clients: &Clients) {

@@ -174,7 +174,7 @@ impl Node {
             Holder::Session(session) => self.submit_acquire(pending, session),
             Holder::NewSession(ttl) => {
                 let label = self.clients.label(id.connection, None);
-                let open = Command::OpenSession { ttl, label };
+                let open = Command::OpenSession { session: self.sessions.draw_id(), ttl, label };
                 self.submit_for(id.connection, open, Origin::Pending(pending, PendingStep::Open, id.connection));
             }
         }

@@ -49,9 +49,11 @@ impl Node {
         done.remove(0).applied.answer
     }
 
+    /// Opens a session with the next id: 1, 2, 3 …
     fn open(&mut self) -> SessionId {
-        let ttl = Ttl::from_ms(10_000).unwrap();
-        match self.carry_out(Command::OpenSession { ttl, label: Label::new("x") }) {
+        let id = u64::from(self.replica.machine().session_count()) + 1;
+        let (session, ttl) = (SessionId::new(id).unwrap(), Ttl::from_ms(10_000).unwrap());
+        match self.carry_out(Command::OpenSession { session, ttl, label: Label::new("x") }) {
             Ok(Answer::Opened { session }) => session,
             other => panic!("{other:?}"),
         }
@@ -66,8 +68,8 @@ impl Node {
 fn nothing_is_answered_before_it_is_durable() {
     let directory = tempfile::tempdir().unwrap();
     let mut node = Node::start(directory.path());
-    let ttl = Ttl::from_ms(10_000).unwrap();
-    let command = Command::OpenSession { ttl, label: Label::new("x") };
+    let (session, ttl) = (SessionId::new(1).unwrap(), Ttl::from_ms(10_000).unwrap());
+    let command = Command::OpenSession { session, ttl, label: Label::new("x") };
     node.replica.propose(vec![Proposal { command, origin: 5 }]).unwrap();
     let outputs = node.replica.outputs();
     assert!(outputs.applied.is_empty());

@@ -125,22 +125,22 @@ fn every_path_is_described_and_every_described_path_is_served() {
 }
 
 /// Sends a request with a valid body or query.
-fn ask(client: &Client, method: &str, path: &str) -> Answer {
+fn ask(client: &Client, method: &str, path: &str, session: u64) -> Answer {
     let body = match path {
         "/v1/sessions" => json!({ "ttl_ms": 1000 }),
-        "/v1/sessions/keepalive" => json!({ "sessions": [1] }),
+        "/v1/sessions/keepalive" => json!({ "sessions": [session] }),
         "/v1/locks/acquire" => json!({ "locks": ["a"], "ttl_ms": 1000 }),
         "/v1/locks/release" => json!({ "lock": "a", "token": 1 }),
-        "/v1/locks/cancel" => json!({ "session": 1, "request": 1 }),
+        "/v1/locks/cancel" => json!({ "session": session, "request": 1 }),
         "/v1/locks/break" => json!({ "lock": "a", "reason": "r" }),
         "/v1/locks/sign" => json!({ "lock": "a", "token": 1 }),
         "/v1/locks/resize" => json!({ "lock": "a", "permits": 3 }),
         "/v1/tokens/raise" => json!({ "above": 3 }),
         "/v1/elections/campaign" => json!({ "name": "a", "ttl_ms": 1000, "value": "v" }),
-        "/v1/elections/publish" => json!({ "name": "a", "session": 1, "token": 1, "value": "v" }),
+        "/v1/elections/publish" => json!({ "name": "a", "session": session, "token": 1, "value": "v" }),
         _ => json!({}),
     };
-    let path = path.replace("{id}", "1");
+    let path = path.replace("{id}", &session.to_string());
     match method {
         "GET" if ["/v1/locks/show", "/v1/elections/leader"].contains(&path.as_str()) => {
             client.get(&format!("{path}?name=a"))
@@ -165,18 +165,17 @@ fn the_described_authentication_is_the_real_one() {
     let schemes = &all["components"]["securitySchemes"];
     assert_eq!((&schemes["secret"]["type"], &schemes["secret"]["scheme"]), (&json!("http"), &json!("basic")));
     assert_eq!(schemes["certificate"]["type"], "mutualTLS");
-    // Session 1 is the administrator's.
-    admin.open(60_000);
+    let session = admin.open(60_000);
     for (method, path) in PATHS {
         let operation = &all["paths"][path][method.to_lowercase()];
-        let answer = ask(&anonymous, method, path);
+        let answer = ask(&anonymous, method, path, session);
         if operation["security"] == json!([]) {
             assert_eq!(answer.status, 200, "{method} {path} needs no authentication");
             continue;
         }
         conforms(all, method, path, &answer);
         assert_eq!((answer.status, answer.code().as_str()), (401, "NOAUTH"), "{method} {path}");
-        let answer = ask(&powerless, method, path);
+        let answer = ask(&powerless, method, path, session);
         conforms(all, method, path, &answer);
         assert_eq!((answer.status, answer.code().as_str()), (403, "DENIED"), "{method} {path}");
         for status in ["401", "403"] {
@@ -185,8 +184,9 @@ fn the_described_authentication_is_the_real_one() {
     }
     // None of these requests has had any effect.
     assert_eq!(admin.get("/v1/locks").good()["locks"], json!([]));
-    admin.post_nothing("/v1/sessions/1/keepalive").good();
-    assert_eq!(admin.open(60_000), 2);
+    admin.post_nothing(&format!("/v1/sessions/{session}/keepalive")).good();
+    let metrics = admin.get("/metrics").body;
+    assert!(metrics.contains("\npalisade_sessions 1\n"), "{metrics}");
 }
 
 #[test]

@@ -23,21 +23,28 @@ impl Request {
     }
 }
 
-/// Returns valid requests. Session 1 exists, and holds a lock that no request names, so that nothing waits.
-pub(crate) fn valid_requests() -> Vec<(&'static str, &'static str, Option<Value>)> {
+/// A method, a path and a body.
+pub(crate) type ValidRequest = (&'static str, String, Option<Value>);
+
+/// Returns valid requests. The session exists, and holds a lock that no request names, so that nothing waits.
+pub(crate) fn valid_requests(session: u64) -> Vec<ValidRequest> {
     let hour = 3_600_000;
     let permits = json!({ "permits": { "count": 1, "of": 3 } });
-    vec![
+    let requests = [
         ("POST", "/v1/sessions", Some(json!({ "ttl_ms": hour, "label": "x" }))),
-        ("POST", "/v1/sessions/1/keepalive", None),
-        ("POST", "/v1/sessions/keepalive", Some(json!({ "sessions": [1, 2] }))),
+        ("POST", &format!("/v1/sessions/{session}/keepalive"), None),
+        ("POST", "/v1/sessions/keepalive", Some(json!({ "sessions": [session, 2] }))),
         ("DELETE", "/v1/sessions/2", None),
         ("POST", "/v1/locks/acquire", Some(json!({ "locks": ["a", "b"], "ttl_ms": hour, "wait_ms": 1 }))),
-        ("POST", "/v1/locks/acquire", Some(json!({ "locks": ["c"], "session": 1, "delay_ms": 5, "request": 7 }))),
+        (
+            "POST",
+            "/v1/locks/acquire",
+            Some(json!({ "locks": ["c"], "session": session, "delay_ms": 5, "request": 7 })),
+        ),
         ("POST", "/v1/locks/acquire", Some(json!({ "locks": ["d"], "ttl_ms": hour, "mode": "shared" }))),
         ("POST", "/v1/locks/acquire", Some(json!({ "locks": ["e"], "ttl_ms": hour, "mode": permits }))),
-        ("POST", "/v1/locks/release", Some(json!({ "lock": "a", "token": 1, "session": 1, "request": 8 }))),
-        ("POST", "/v1/locks/cancel", Some(json!({ "session": 1, "request": 9 }))),
+        ("POST", "/v1/locks/release", Some(json!({ "lock": "a", "token": 1, "session": session, "request": 8 }))),
+        ("POST", "/v1/locks/cancel", Some(json!({ "session": session, "request": 9 }))),
         ("GET", "/v1/locks?prefix=a&cursor=0&count=5", None),
         ("GET", "/v1/locks/show?name=a%2Fb", None),
         ("GET", "/v1/locks/watch?prefix=a", None),
@@ -45,12 +52,13 @@ pub(crate) fn valid_requests() -> Vec<(&'static str, &'static str, Option<Value>
         ("POST", "/v1/locks/resize", Some(json!({ "lock": "e", "permits": 4 }))),
         ("POST", "/v1/tokens/raise", Some(json!({ "above": 4 }))),
         ("POST", "/v1/elections/campaign", Some(json!({ "name": "f", "ttl_ms": hour, "value": "v", "wait_ms": 1 }))),
-        ("POST", "/v1/elections/publish", Some(json!({ "name": "f", "session": 1, "token": 1, "value": "v" }))),
+        ("POST", "/v1/elections/publish", Some(json!({ "name": "f", "session": session, "token": 1, "value": "v" }))),
         ("GET", "/v1/elections/leader?name=f", None),
         ("GET", "/healthz", None),
         ("GET", "/metrics", None),
         ("GET", "/openapi.json", None),
-    ]
+    ];
+    requests.map(|(method, path, body)| (method, path.to_owned(), body)).into()
 }
 
 /// Returns JSON values for a body, mostly invalid ones.
@@ -149,13 +157,12 @@ pub(crate) fn change() -> impl Strategy<Value = Change> {
 }
 
 /// Applies changes to a request.
-pub(crate) fn changed((method, path, body): &(&str, &str, Option<Value>), changes: &[Change]) -> Request {
+pub(crate) fn changed((method, path, body): &ValidRequest, changes: &[Change]) -> Request {
     let mut fields: Vec<(String, Value)> =
         body.as_ref().and_then(Value::as_object).map_or_else(Vec::new, |map: &Map<String, Value>| {
             map.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
         });
-    let mut request =
-        Request { method: (*method).to_owned(), path: (*path).to_owned(), head: Vec::new(), body: None };
+    let mut request = Request { method: (*method).to_owned(), path: path.clone(), head: Vec::new(), body: None };
     let (mut kind, mut nested) = ("application/json", 0);
     for change in changes {
         match change {

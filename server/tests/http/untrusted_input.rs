@@ -82,6 +82,7 @@ struct Target {
     server: TestServer,
     client: Client,
     resp: RespConnection,
+    session: u64,
     before: Vec<String>,
     good: usize,
     refused: usize,
@@ -102,7 +103,7 @@ impl Target {
         let (client, resp) = (server.client(), server.connect_resp());
         let session = client.open(3_600_000);
         client.hold(FIRST, session);
-        let mut target = Target { server, client, resp, before: Vec::new(), good: 0, refused: 0 };
+        let mut target = Target { server, client, resp, session, before: Vec::new(), good: 0, refused: 0 };
         target.before = target.observe();
         target
     }
@@ -178,8 +179,11 @@ impl Target {
 
 static TARGET: LazyLock<Mutex<Target>> = LazyLock::new(|| Mutex::new(Target::new()));
 
-fn send(bytes: &[u8]) {
-    TARGET.lock().unwrap_or_else(PoisonError::into_inner).send(bytes);
+/// Sends bytes that are made for the target's session.
+fn send(bytes: impl FnOnce(u64) -> Vec<u8>) {
+    let mut target = TARGET.lock().unwrap_or_else(PoisonError::into_inner);
+    let bytes = bytes(target.session);
+    target.send(&bytes);
 }
 
 proptest! {
@@ -188,7 +192,7 @@ proptest! {
         which in any::<Index>(),
         changes in vec(change(), 0..4),
     ) {
-        send(&changed(which.get(&valid_requests()), &changes).bytes());
+        send(|session| changed(which.get(&valid_requests(session)), &changes).bytes());
     }
 
     #[test]
@@ -196,23 +200,23 @@ proptest! {
         which in any::<Index>(),
         damages in vec(damage(), 1..4),
     ) {
-        send(&damaged(changed(which.get(&valid_requests()), &[]).bytes(), &damages));
+        send(|session| damaged(changed(which.get(&valid_requests(session)), &[]).bytes(), &damages));
     }
 
     #[test]
     fn noise_is_no_request(bytes in vec(any::<u8>(), 0..200)) {
-        send(&[&bytes[..], b"\r\n\r\n"].concat());
+        send(|_| [&bytes[..], b"\r\n\r\n"].concat());
     }
 }
 
 #[test]
 fn the_unchanged_requests_are_valid() {
     let mut target = Target::new();
-    for request in valid_requests() {
+    for request in valid_requests(target.session) {
         target.send(&changed(&request, &[]).bytes());
     }
-    // Only requests with a token that is not held, or a semaphore that is not in use, are refused.
-    assert_eq!((target.good, target.refused), (18, 4));
+    // Only requests with a token that is not held, a semaphore that is not in use, or a session that does not exist are refused.
+    assert_eq!((target.good, target.refused), (17, 5));
 }
 
 #[test]

@@ -265,10 +265,10 @@ impl<'a> Pair<'a> {
     pub(crate) async fn open(&mut self) {
         let ttl = Ttl::from_ms(600_000).expect("ten minutes");
         let id = self.store.open().await;
-        match self.machine.apply(Command::OpenSession { ttl, label: Label::new("me") }).answer {
-            Ok(Answer::Opened { session }) => self.sessions.push((session, id)),
-            other => panic!("{other:?}"),
-        }
+        let session = SessionId::new(self.sessions.len() as u64 + 1).expect("not zero");
+        let opened = self.machine.apply(Command::OpenSession { session, ttl, label: Label::new("me") });
+        assert_eq!(opened.answer, Ok(Answer::Opened { session }));
+        self.sessions.push((session, id));
     }
 
     async fn ask(&mut self, ask: Acquire) -> (Reply, Reply) {

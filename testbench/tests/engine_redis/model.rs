@@ -225,7 +225,9 @@ impl Pair {
 
     fn open(&mut self) {
         let label = format!("session {}", self.sessions.len());
-        let command = Command::OpenSession { ttl: Ttl::from_ms(TTL_MS).expect("a TTL"), label: Label::new(&label) };
+        let session = SessionId::new(self.sessions.len() as u64 + 1).expect("not zero");
+        let ttl = Ttl::from_ms(TTL_MS).expect("a TTL");
+        let command = Command::OpenSession { session, ttl, label: Label::new(&label) };
         let Ok(Answer::Opened { session }) = self.machine.apply(command).answer else { panic!("no session") };
         let opened = self.call("open", &[TTL_MS.to_string(), label]);
         if self.sessions.is_empty() {

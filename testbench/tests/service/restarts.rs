@@ -1,5 +1,7 @@
 //! A service that is killed and restarted.
 
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -85,6 +87,51 @@ fn a_handover_that_is_interrupted_by_the_end_of_the_service_is_made_once() {
             until_idle(&alice, "lock").await;
         }
     });
+}
+
+/// Another client has opened its session and acquired the same lock before the first client is back. The tokens repeat, since
+/// nothing is left of them: only the session tells the two apart.
+#[test]
+fn a_client_of_a_service_that_lost_its_data_never_gets_the_session_of_another() {
+    check(async {
+        for is_restored in [false, true] {
+            let mut fixture = Fixture::new();
+            fixture.service.kill();
+            let (folder, copy) = (fixture.folder().to_owned(), tempfile::tempdir().expect("a folder"));
+            copy_files(&folder, copy.path());
+            fixture.service.restart().expect("it starts again");
+            let alice = fixture.through_proxy(LONG_TTL).await;
+            let guard = take(&alice, "lock").await;
+            fixture.proxy.shut();
+            fixture.service.kill();
+            remove_files(&folder);
+            if is_restored {
+                copy_files(copy.path(), &folder);
+            }
+            fixture.service.restart().expect("it starts with an older state");
+            let bob = fixture.client(LONG_TTL).await;
+            let held = take(&bob, "lock").await;
+            let session = holder(&bob, "lock").await;
+            fixture.proxy.pass();
+            assert_eq!(guard.lost().await, Loss::Expired);
+            alice.close().await.expect("it is closed");
+            assert_eq!(holder(&bob, "lock").await, session);
+            held.release().await.expect("it is held");
+        }
+    });
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).expect("it can be listed") {
+        let path = entry.expect("a file").path();
+        fs::copy(&path, to.join(path.file_name().expect("a name"))).expect("it is copied");
+    }
+}
+
+fn remove_files(folder: &Path) {
+    for entry in fs::read_dir(folder).expect("it can be listed") {
+        fs::remove_file(entry.expect("a file").path()).expect("it is removed");
+    }
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! The engine: one session at a time, and no locks but those that PostgreSQL grants at once.
 
 use std::cell::RefCell;
-use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -118,7 +117,7 @@ impl Engine for Advisory {
         check_most(Limit::TtlMaxMs, ttl.as_ms())?;
         check_most(Limit::LabelBytes, label.as_str().len() as u64)?;
         let (client, driver) = self.dial(Some((ttl, &label))).await?;
-        let Ok(id) = SessionId::new(RandomState::new().hash_one(0) >> 11 | 1) else { unreachable!("not zero") };
+        let id = host::random_session();
         let session = Rc::new(Session::new(id, client, self.config.peer()));
         let (sender, notices) = mpsc::unbounded_channel();
         let driven = Rc::downgrade(&session);

@@ -13,6 +13,7 @@ use super::log::Batch;
 use super::replica::{Replica, Timestamp};
 use super::wake_file::WakeFiles;
 use crate::BootInstant;
+use crate::engine::host;
 
 /// A request to the log.
 pub(super) enum LogRequest {
@@ -199,7 +200,7 @@ impl<'a> BatchBuilder<'a> {
     }
 
     fn open(&mut self, ttl: Ttl, label: Label) -> Outcome {
-        let answer = self.apply(Command::OpenSession { ttl, label });
+        let answer = self.apply(Command::OpenSession { session: host::random_session(), ttl, label });
         let Ok(Answer::Opened { session }) = answer else { return Ok(answer) };
         if let Err(error) = self.leases.create(session, ttl) {
             let error = StoreError::io("create", &self.leases.path(session), error);

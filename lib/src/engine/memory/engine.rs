@@ -160,7 +160,8 @@ impl Engine for Memory {
 
     async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
         let mut state = self.namespace.lock();
-        let Answer::Opened { session } = state.apply(Command::OpenSession { ttl, label })? else {
+        let open = Command::OpenSession { session: host::random_session(), ttl, label };
+        let Answer::Opened { session } = state.apply(open)? else {
             unreachable!("the machine opens a session or refuses")
         };
         self.namespace.earlier_deadline.notify_waiters();
