@@ -73,6 +73,12 @@ pub enum Refusal {
         /// The lock that the command named.
         lock: LockName,
     },
+    /// A forced release must have a reason, since it is recorded.
+    #[error("lock '{lock}' is not released by force without a reason")]
+    NoReason {
+        /// The lock that the command named.
+        lock: LockName,
+    },
     /// The lock has no holder, so there is nothing to force-release.
     #[error("lock '{lock}' is not held by anyone")]
     NoHolder {

@@ -115,6 +115,19 @@ impl SessionId {
         NonZeroU64::new(number).map(SessionId).ok_or(BadNumber::Zero { what: "session" })
     }
 
+    /// Returns the id that random bits select. It has 16 digits, and every JSON parser reads it exactly.
+    ///
+    /// ```
+    /// use palisade_core::SessionId;
+    /// assert_eq!(SessionId::from_random(0).get(), 1_000_000_000_000_000);
+    /// assert!(SessionId::from_random(u64::MAX).get() < 1 << 53);
+    /// ```
+    pub fn from_random(bits: u64) -> SessionId {
+        const FIRST: u64 = 1_000_000_000_000_000;
+        let offset = bits % ((1 << 53) - FIRST);
+        SessionId(NonZeroU64::MIN.saturating_add(FIRST - 1 + offset))
+    }
+
     /// Returns the number.
     ///
     /// ```

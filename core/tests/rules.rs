@@ -175,7 +175,7 @@ fn the_random_commands_reach_every_answer_refusal_and_event() {
             names_of(&machine.apply(command)).into_iter().for_each(|name| *met.entry(name).or_default() += 1);
         }
     }
-    let every = "Opened Granted Queued Busy Forced Done NoSuchSession SessionExists NoSuchLock NoHolder OverLimit \
+    let every = "Opened Granted Queued Busy Forced Done NoSuchSession SessionExists NoSuchLock NoReason NoHolder OverLimit \
         UnderLimit AlreadyHeld NoLocks NamedTwice WrongKind LimitDiffers BadPermits BadLimit BadLimit ValueNotPossible NotHeld NotWithheld \
         NeverGranted OtherSession AlreadyGranted NotWaiting Withdrawn NumberReused NumberForgotten SessionOpened \
         SessionEnded LeftQueue LeftCancelled LeftSessionEnded LeftRefused GrantedAfterWait GrantEnded EndedReleased \

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use palisade_core::{Label, LockName, SessionId, Token};
+use palisade_core::{Label, LockName, Refusal, SessionId, Token};
 
 use crate::connect::Target;
 use crate::engine::{Engine, Failure, Forced, Guarantees, Level, LockInfo, Raised};
@@ -262,7 +262,7 @@ impl Palisade {
     ///
     /// # Errors
     ///
-    /// The lock is not held, or the engine does not offer this, or does not answer.
+    /// The reason is empty, the lock is not held, or the engine does not offer this, or does not answer.
     pub async fn force_release(&self, name: &str, reason: &str) -> Result<Forced, Error> {
         self.force(name, None, reason).await
     }
@@ -295,6 +295,11 @@ impl Palisade {
             return Err(self.error(error::not_offered("force-release"), OPERATION).on(name));
         }
         let lock = self.name(name, OPERATION)?;
+        if reason.trim().is_empty() {
+            return Err(self
+                .error(ErrorKind::Misuse(Misuse::Refused(Refusal::NoReason { lock })), OPERATION)
+                .on(name));
+        }
         let by = Label::new(&self.link.label);
         let force = ForceRelease { lock, only, by, reason: Label::new(reason) };
         self.link.call(|reply| Op::ForceRelease(force, reply)).await

@@ -104,7 +104,9 @@ pub(crate) fn without_times(test: impl FnOnce()) {
     let mut settings = insta::Settings::clone_current();
     settings.add_filter(r"\b\d+(\.\d)?m?s\b *", "[time]   ");
     settings.add_filter(r#""(held_for_ms|time_left_ms|at_unix_ms)": ?\d+"#, r#""$1": "[time]""#);
-    settings.add_filter(r#""session":\d+"#, r#""session":"[session]""#);
+    settings.add_filter(r#""session":(\s?)\d+"#, r#""session":$1"[session]""#);
+    // Random ids have 16 digits, and so has their replacement.
+    settings.add_filter(r"\b\d{16}\b", "[random session]");
     settings.add_filter(r"\d\d:\d\d:\d\dZ", "[time]   ");
     settings.bind(test);
 }

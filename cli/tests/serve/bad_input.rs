@@ -49,6 +49,7 @@ fn every_bad_argument_is_refused_with_its_code_and_changes_nothing() {
         "LOCK PUBLISH a 1 SESSION 1 VALUE x",
         "LOCK BREAK a REASON x",
         "LOCK BREAK a",
+        "LOCK BREAK a REASON ",
         "LOCK RESIZE a 5",
         "TOKENS RAISE",
         "TOKENS RAISE x",

@@ -19,6 +19,9 @@ impl Machine {
     ) -> Result<Answer, Refusal> {
         self.check_label(&by)?;
         self.check_label(&reason)?;
+        if reason.as_str().trim().is_empty() {
+            return Err(Refusal::NoReason { lock: lock.clone() });
+        }
         let claims = self.claims_to_force(lock, only)?;
         let moved_to = self.next_token()?;
         let force = Arc::new(Force { by, reason, moved_to });

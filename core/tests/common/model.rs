@@ -499,6 +499,9 @@ impl Model {
     ) -> Outcome {
         self.at_most(Limit::LabelBytes, by.as_str().len() as u64)?;
         self.at_most(Limit::LabelBytes, reason.as_str().len() as u64)?;
+        if reason.as_str().trim().is_empty() {
+            return Err(Refusal::NoReason { lock: lock.clone() });
+        }
         let tokens: Vec<Token> = match only {
             Some(token) => self.with_token(lock, token).map(|_| vec![token])?,
             None => self.holders(lock).into_iter().filter_map(Claim::token).collect(),

@@ -54,6 +54,7 @@ pub(crate) enum Step {
         lock: u8,
         only: Option<TokenChoice>,
         by: &'static str,
+        reason: &'static str,
     },
     Resize {
         lock: u8,
@@ -197,12 +198,12 @@ impl Resolver {
                 let caller = self.caller_or(*session, *number, owner);
                 Command::Publish { caller, lock, token, value: Value::new(value.as_bytes()) }
             }
-            Step::Force { lock, only, by } => {
+            Step::Force { lock, only, by, reason } => {
                 let (lock, only) = match only.map(|which| self.token(which, *lock)) {
                     Some((lock, token, _)) => (lock, Some(token)),
                     None => (name(*lock), None),
                 };
-                Command::ForceRelease { lock, only, by: Label::new(by), reason: Label::new("why") }
+                Command::ForceRelease { lock, only, by: Label::new(by), reason: Label::new(reason) }
             }
             Step::Resize { lock, limit } => Command::Resize { lock: name(*lock), limit: *limit },
             Step::EndDelay { token, lock } => {
@@ -456,8 +457,8 @@ fn asks_of_sessions() -> BoxedStrategy<Step> {
 
 fn asks_of_operators() -> BoxedStrategy<Step> {
     let by = prop_oneof![5 => Just("op"), 1 => Just("operator")];
-    let force =
-        (lock(), weighted(0.5, token_choice()), by).prop_map(|(lock, only, by)| Step::Force { lock, only, by });
+    let force = (lock(), weighted(0.5, token_choice()), by, prop_oneof![9 => Just("why"), 1 => Just(" ")])
+        .prop_map(|(lock, only, by, reason)| Step::Force { lock, only, by, reason });
     let permits = prop_oneof![1 => Just(0u32), 12 => 1u32..4, 1 => Just(u32::MAX)];
     let semaphore = prop_oneof![5 => Just(2u8), 1 => lock()];
     let resize = (semaphore, permits).prop_map(|(lock, limit)| Step::Resize { lock, limit });

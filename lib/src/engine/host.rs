@@ -12,11 +12,10 @@ use super::{Acquired, Cancelled, Failure, Forced, Notice, Raised, Released, Unav
 /// How many events a watcher may be behind. Further events are dropped, and it is told so.
 const WATCH_BUFFER: usize = 1024;
 
-/// Returns a random id for a new session, of 53 bits. It is not random for secrecy: a store that has lost its data must not
-/// give a new session the id of a session that another process still keeps alive.
+/// Returns a random id for a new session. It is not random for secrecy: a store that has lost its data must not give a new
+/// session the id of a session that another process still keeps alive.
 pub(super) fn random_session() -> SessionId {
-    let Ok(id) = SessionId::new(RandomState::new().hash_one(0) >> 11 | 1) else { unreachable!("not zero") };
-    id
+    SessionId::from_random(RandomState::new().hash_one(0))
 }
 
 /// The outcome of a wait.

@@ -28,6 +28,14 @@ fn start(operation: impl Future<Output = ()> + 'static) {
     }
 }
 
+/// Makes a call whose failure never says that it may have taken effect, since it changes nothing.
+async fn read_only<T>(call: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    call.await.map_err(|failure| match failure {
+        Failure::Unavailable(unavailable) => unavailable.without_effect().into(),
+        failure => failure,
+    })
+}
+
 impl<E: Engine> Driver<E> {
     /// Starts an operation. Each kind has its own future: one for all kinds would be as large as the largest.
     pub(super) fn begin(self: Rc<Self>, op: Op) {
@@ -54,10 +62,12 @@ impl<E: Engine> Driver<E> {
                 self.answer(reply, self.engine.raise_tokens(above), "raise tokens above", &above.to_string()).await;
             }),
             Op::Inspect(lock, reply) => start(async move {
-                self.answer(reply, self.engine.inspect(lock.clone()), "inspect", lock.as_str()).await;
+                let lock_info = read_only(self.engine.inspect(lock.clone()));
+                self.answer(reply, lock_info, "inspect", lock.as_str()).await;
             }),
             Op::List(prefix, reply) => start(async move {
-                self.answer(reply, self.engine.list(prefix.clone()), "list locks below", &prefix).await;
+                let listed = read_only(self.engine.list(prefix.clone()));
+                self.answer(reply, listed, "list locks below", &prefix).await;
             }),
             Op::Watch(prefix, reply) => start(async move {
                 let open_client = self.open_client.borrow().as_ref().map(watch::Sender::subscribe);
@@ -65,7 +75,7 @@ impl<E: Engine> Driver<E> {
                     let open_client = open_client.ok_or(Failure::SessionEnded)?;
                     Ok(Watch::new(self.engine.watch(prefix.clone()).await?, open_client))
                 };
-                self.answer(reply, watch, "watch locks below", &prefix).await;
+                self.answer(reply, read_only(watch), "watch locks below", &prefix).await;
             }),
             Op::ForSession(session, op, reply) => start(async move {
                 let operation = op.operation();

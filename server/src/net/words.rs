@@ -30,6 +30,7 @@ pub(super) fn refusal_code(refusal: &Refusal) -> &'static str {
         | Refusal::NamedTwice { .. }
         | Refusal::BadPermits { .. }
         | Refusal::BadLimit { .. }
+        | Refusal::NoReason { .. }
         | Refusal::ValueNotPossible => "BADARG",
     }
 }

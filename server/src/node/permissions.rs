@@ -42,7 +42,7 @@ pub(super) fn check(principal: &Principal, request: &Request, machine: &Machine)
         Principal::Unauthenticated => return Err(Refused::Unauthenticated),
         Principal::User(user) => check_rights(user, request, machine).map_err(|denial| refused(user, denial))?,
     }
-    exceeded_limit(request, machine.limits()).map_or(Ok(()), |refusal| Err(refusal.into()))
+    early_refusal(request, machine.limits()).map_or(Ok(()), |refusal| Err(refusal.into()))
 }
 
 /// Checks whether a principal may see the service's metrics, which are about all locks together.
@@ -131,8 +131,8 @@ fn check_grant(user: &User, lock: &LockName, token: Token, machine: &Machine) ->
     }
 }
 
-/// Refuses a request that exceeds the machine's limits before it reaches the log.
-fn exceeded_limit(request: &Request, limits: &Limits) -> Option<Refusal> {
+/// Returns why the machine would refuse a request, so that it does not reach the log.
+fn early_refusal(request: &Request, limits: &Limits) -> Option<Refusal> {
     let over = |limit: Limit, value: usize| {
         let (max, value) = (limits.of(limit), value as u64);
         (value > max).then_some(Refusal::OverLimit { limit, max, value })
@@ -141,6 +141,9 @@ fn exceeded_limit(request: &Request, limits: &Limits) -> Option<Refusal> {
         Request::OpenSession { label: Some(label), .. } => over(Limit::LabelBytes, label.as_str().len()),
         Request::RaiseTokens { above } => above.check_raise().err(),
         Request::Publish { value, .. } => over(Limit::ValueBytes, value.as_bytes().len()),
+        Request::Break { lock, reason, .. } if reason.as_str().trim().is_empty() => {
+            Some(Refusal::NoReason { lock: lock.clone() })
+        }
         Request::Break { by, reason, .. } => {
             let by = by.as_ref().and_then(|by| over(Limit::LabelBytes, by.as_str().len()));
             by.or_else(|| over(Limit::LabelBytes, reason.as_str().len()))

@@ -25,16 +25,11 @@ pub(super) struct Sessions {
 struct SessionIds(u64);
 
 impl SessionIds {
-    /// Returns an id of 53 bits, which every JSON parser reads exactly.
     fn draw(&mut self) -> SessionId {
-        loop {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            if let Ok(id) = SessionId::new((mixed ^ (mixed >> 31)) >> 11) {
-                return id;
-            }
-        }
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        SessionId::from_random(mixed ^ (mixed >> 31))
     }
 }
 

@@ -135,6 +135,10 @@ pub async fn a_forced_release_tells_the_holder_who_and_why<S: Subject>(bench: &B
     }
     let waiter = taking(&alice, &name);
     bench.until_queued(&alice, &name, 1).await;
+    for empty in ["", " "] {
+        let misuse = is_misuse(bob.force_release(&name, empty).await);
+        assert!(matches!(misuse, Misuse::Refused(Refusal::NoReason { .. })), "{misuse:?}");
+    }
     let forced = ok(bob.force_release(&name, "it hangs").await);
     assert_eq!(forced.grants, 1);
     let why = Loss::ForcedBy { by: bench.seen("bob"), reason: "it hangs".to_owned() };

@@ -117,6 +117,8 @@ fn messages_about_outages() {
         assert_snapshot!(format!("{before}only … are left{after}"), @"cannot use 'orders/42' on memory: only … are left until it may be lost, and 3600s are needed; wait for a renewal (nothing has changed) | may be retried, no effect");
         faults.next(Call::Inspect, Act::Fail);
         assert_snapshot!(message(client.inspect("orders/42").await), @"cannot inspect 'orders/42' on memory: the line to the engine is cut (nothing has changed) | may be retried, no effect");
+        faults.next(Call::Inspect, Act::LoseAnswer);
+        assert_snapshot!(message(client.inspect("orders/42").await), @"cannot inspect 'orders/42' on memory: the answer was lost (nothing has changed) | may be retried, no effect");
         faults.next(Call::Release, Act::LoseAnswer);
         assert_snapshot!(message(guard.release().await), @"cannot release 'orders/42' on memory: the answer was lost (it may have taken effect) | may be retried, may have taken effect");
         faults.next(Call::Acquire, Act::LoseAnswer);
