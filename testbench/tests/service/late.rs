@@ -8,7 +8,7 @@ use palisade_testbench::proxy::Towards;
 use crate::fixture::{Fixture, LONG_TTL, check, inspect, take, taken, taking, token, until_idle, until_queued};
 
 /// Short enough that a silent connection is given up soon, long enough that the session outlives it.
-const TTL: Duration = Duration::from_secs(4);
+const TTL: Duration = Duration::from_secs(10);
 
 /// Fault 4.
 #[test]
