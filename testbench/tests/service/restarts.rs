@@ -97,7 +97,7 @@ fn a_client_of_a_service_that_lost_its_data_never_gets_the_session_of_another() 
         for is_restored in [false, true] {
             let mut fixture = Fixture::new();
             fixture.service.kill();
-            let (folder, copy) = (fixture.folder().to_owned(), tempfile::tempdir().expect("a folder"));
+            let (folder, copy) = (fixture.folder().join("service"), tempfile::tempdir().expect("a folder"));
             copy_files(&folder, copy.path());
             fixture.service.restart().expect("it starts again");
             let alice = fixture.through_proxy(LONG_TTL).await;
