@@ -53,10 +53,15 @@ fn files_have_the_mode_that_their_directory_gives_whatever_the_umask() {
             let mut worker = fixture.worker_of(ALICE, umask);
             assert_eq!(worker.connect(&fixture.file(), LONG_MS), "connected");
             worker.acquire("orders");
-            for suffix in ["", "-wal", "-shm", "-lock", "-bell", "-sessions/1", "-sessions/1.bell"] {
-                let found = fs::metadata(fixture.beside(suffix)).unwrap();
-                assert_eq!(found.mode() & 0o777, expected, "{suffix} in {mode:o} under {umask}");
-                assert_eq!(found.gid(), GROUP, "{suffix} in {mode:o} under {umask}");
+            let mut files: Vec<_> =
+                ["", "-wal", "-shm", "-lock", "-bell"].map(|suffix| fixture.beside(suffix)).into();
+            let of_session = fs::read_dir(fixture.beside("-sessions")).unwrap();
+            files.extend(of_session.map(|entry| entry.unwrap().path()));
+            assert_eq!(files.len(), 7, "{files:?}");
+            for file in files {
+                let found = fs::metadata(&file).unwrap();
+                assert_eq!(found.mode() & 0o777, expected, "{file:?} in {mode:o} under {umask}");
+                assert_eq!(found.gid(), GROUP, "{file:?} in {mode:o} under {umask}");
             }
         }
     }

@@ -1,10 +1,16 @@
 //! The parts of the protocol that the engine relies on, as raw commands and replies.
 
+use std::cell::Cell;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
 use crate::fixture::Fixture;
+
+thread_local! {
+    /// The random id of the test's only session, for which the test writes 1.
+    static SESSION: Cell<u64> = const { Cell::new(0) };
+}
 
 /// A RESP connection whose commands the test writes.
 struct RespConnection {
@@ -23,7 +29,14 @@ impl RespConnection {
     }
 
     fn send(&mut self, command: &str) {
-        let words: Vec<_> = command.split(' ').map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+        let mut before = "";
+        let mut words = Vec::new();
+        for word in command.split(' ') {
+            let is_session = word == "1" && ["SESSION", "ATTACH", "KEEPALIVE"].contains(&before);
+            let sent = if is_session { SESSION.get().to_string() } else { word.to_owned() };
+            words.push(format!("${}\r\n{sent}\r\n", sent.len()));
+            before = word;
+        }
         write!(self.stream, "*{}\r\n{}", words.len(), words.concat()).expect("it listens");
     }
 
@@ -33,13 +46,18 @@ impl RespConnection {
         line.trim_end().to_owned()
     }
 
-    /// Reads this number of words, without the lengths of texts.
+    /// Reads this number of words, without the lengths of texts. A random id, which has 16 digits, becomes 1.
     fn read_words(&mut self, count: usize) -> String {
         let mut words = Vec::new();
         while words.len() < count {
             let word = self.read_line();
-            if !word.starts_with('$') {
-                words.push(word);
+            match word.strip_prefix(':').filter(|number| number.len() == 16).map(str::parse) {
+                Some(Ok(id)) => {
+                    SESSION.set(id);
+                    words.push(":1".to_owned());
+                }
+                _ if word.starts_with('$') => {}
+                _ => words.push(word),
             }
         }
         words.join(" ")
