@@ -30,7 +30,7 @@ pub(crate) struct Renew {
 #[derive(Serialize)]
 struct Renewed<'a> {
     schema: u32,
-    lock: &'a str,
+    locks: &'a [String],
     token: Token,
     session: SessionId,
     time_left_ms: Option<u64>,
@@ -40,13 +40,12 @@ struct Renewed<'a> {
 pub(crate) async fn renew(options: &Renew, settings: &Settings, verbose: u8) -> Result<(), Failure> {
     let (palisade, Grant { names, token, session }) = options.grant.find(settings).await?;
     palisade.detached_session(session).keep_alive().await?;
-    let lock = &names[0];
     // Only for the report: the renewal is done.
-    let info = palisade.inspect(lock).await?;
+    let info = palisade.inspect(&names[0]).await?;
     let holder = info.as_ref().and_then(|info| info.holders.iter().find(|holder| holder.token == token));
     let time_left_ms = holder.and_then(|holder| holder.time_left_ms);
     if options.json {
-        let renewed = Renewed { schema: 1, lock, token, session, time_left_ms };
+        let renewed = Renewed { schema: 1, locks: &names, token, session, time_left_ms };
         unless_closed(print_json(&renewed, &mut std::io::stdout()))?;
     } else if let (1.., Some(left)) = (verbose, time_left_ms) {
         say(&format!("held for another {}", time_ms(left)));

@@ -47,10 +47,15 @@ fn names_of_any_kind_survive_the_shell() {
     let steps = r#"
         eval "$(palisade acquire "it's \$(here) \"so\"" 'b c')"
         printf '%s\n' "$PALISADE_LOCK"
+        palisade renew --json | tr -d '\n ' | cut -d, -f2,3
         palisade -v release
         palisade run --no-wait 'b c' -- echo free"#;
     let ended = script(&fixture, steps);
-    assert_eq!(ended.stdout, ["it's $(here) \"so\"", "b c", "free"], "{ended:?}");
+    assert_eq!(
+        ended.stdout,
+        ["it's $(here) \"so\"", "b c", r#""locks":["it's$(here)\"so\"","bc"]"#, "free"],
+        "{ended:?}"
+    );
     assert!(ended.errors.contains("released '"), "{ended:?}");
 }
 

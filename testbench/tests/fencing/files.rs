@@ -281,6 +281,21 @@ fn a_file_is_fenced_alone_or_with_its_folder_not_both() {
     });
 }
 
+/// Both are sealed for the first time, at the same moment.
+#[test]
+fn of_a_file_and_its_folder_only_one_gets_the_first_mark() {
+    check(async {
+        for round in 0..20 {
+            let folder = tempfile::tempdir().expect("a folder");
+            let whole = FencedFolder::open(folder.path()).expect("a folder");
+            let one = FencedFile::open(folder.path().join("orders")).expect("a file");
+            let sealing = (Sealed::seal(whole, token(1)), Sealed::seal(one, token(1)));
+            let (whole, one) = tokio::join!(sealing.0, sealing.1);
+            assert!(whole.is_ok() != one.is_ok(), "round {round}: {:?} {:?}", whole.err(), one.err());
+        }
+    });
+}
+
 /// Runs another test of this file in another process, through a shell script: `$1` is the folder.
 fn elsewhere(script: &str, test: &str, folder: &std::path::Path) {
     let mut shell = Command::new("unshare");
