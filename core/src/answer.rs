@@ -133,7 +133,7 @@ pub enum Refusal {
         asked: crate::Kind,
     },
     /// A semaphore in use has another number of permits.
-    #[error("semaphore '{lock}' has {limit} permits, not {asked}; use {limit}, or resize it")]
+    #[error("semaphore '{lock}' is in use with {limit} permits, not {asked}; use {limit}, or wait until it is free")]
     LimitDiffers {
         /// Which semaphore.
         lock: LockName,

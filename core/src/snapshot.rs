@@ -21,8 +21,10 @@ pub enum RestoreError {
     /// The bytes do not begin with the magic number.
     #[error("this is not a snapshot of locks")]
     NotASnapshot,
-    /// A newer or an unknown version wrote it.
-    #[error("the snapshot has version {found}, this build reads version {SNAPSHOT_VERSION}; use a newer build")]
+    /// An older or a newer build wrote it.
+    #[error(
+        "the snapshot has version {found}, this build reads version {SNAPSHOT_VERSION}; use the build that wrote it"
+    )]
     UnknownVersion {
         /// The version that wrote it.
         found: u32,

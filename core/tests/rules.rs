@@ -79,6 +79,10 @@ impl CheckedMachine {
             (Command::Cancel { caller, waiting: Waiting::Request(number) }, Ok(_) | Err(Refusal::NotWaiting)) => {
                 self.cancelled.insert((caller.session, *number));
             }
+            // A session that has ended may be followed by another one with its id.
+            (Command::OpenSession { session, .. }, Ok(_)) if !applied.events.is_empty() => {
+                self.cancelled.retain(|(cancelled, _)| cancelled != session);
+            }
             (Command::Acquire(Acquire { caller: Caller { session, number: Some(number) }, .. }), Ok(_)) => {
                 let begun = !applied.events.is_empty();
                 let cancelled = self.cancelled.contains(&(*session, *number));
