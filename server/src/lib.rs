@@ -7,8 +7,10 @@
 pub mod access;
 mod net;
 pub mod node;
+mod peers;
 pub mod replica;
 pub mod request;
+mod restore;
 mod run;
 pub mod sign;
 pub mod storage;
@@ -16,4 +18,6 @@ pub mod tls;
 
 pub use net::{Bounds, Http, HttpBounds, resp};
 pub use palisade_core::{Limits, LockName, Token};
-pub use run::{Config, Listeners, ServiceError, serve, serve_on, serve_until};
+pub use peers::{Founding, PeerTls, PeerTlsFiles};
+pub use restore::{RestoreFailed, Restored, Source, restore};
+pub use run::{ClusterConfig, Config, Listeners, ServiceError, serve, serve_on, serve_until};

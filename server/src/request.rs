@@ -49,6 +49,33 @@ pub enum Query {
     },
 }
 
+/// A request of an operator to a node of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum ClusterRequest {
+    /// Reports the members and how far each has come.
+    Status,
+    /// Adds an empty node that waits at this address.
+    Add {
+        name: String,
+        address: String,
+    },
+    Remove {
+        name: String,
+    },
+    /// Lets another node lead: this one, or any.
+    Transfer {
+        name: Option<String>,
+    },
+    /// Makes a backup.
+    Backup,
+    /// Reads a part of the backup with this number, from this byte.
+    ReadBackup {
+        number: u64,
+        from: u64,
+    },
+}
+
 /// A request for locks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AcquireRequest {

@@ -9,7 +9,10 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
 use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
@@ -127,11 +130,51 @@ impl Tls {
     }
 }
 
+/// The bytes of a connection, with or without TLS.
+pub(crate) type ByteStream = Box<dyn Duplex>;
+
+/// Bytes in both directions.
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
+
+/// A connection that was accepted.
+pub(crate) enum Accepted {
+    Plain(TcpStream),
+    Encrypted(Box<TlsStream<TcpStream>>),
+}
+
+impl Accepted {
+    /// Returns its bytes.
+    pub(crate) fn bytes(&mut self) -> &mut dyn Duplex {
+        match self {
+            Accepted::Plain(stream) => stream,
+            Accepted::Encrypted(stream) => stream,
+        }
+    }
+
+    /// Returns its socket.
+    pub(crate) fn socket(&self) -> &TcpStream {
+        match self {
+            Accepted::Plain(stream) => stream,
+            Accepted::Encrypted(stream) => stream.get_ref().0,
+        }
+    }
+
+    /// Returns it in the form in which all connections are alike.
+    pub(crate) fn boxed(self) -> ByteStream {
+        match self {
+            Accepted::Plain(stream) => Box::new(stream),
+            Accepted::Encrypted(stream) => stream,
+        }
+    }
+}
+
 fn read(what: &'static str, file: &Path) -> Result<Vec<u8>, TlsError> {
     fs::read(file).map_err(|source| TlsError::Read { what, file: file.to_owned(), source })
 }
 
-fn certificates(what: &'static str, file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+pub(crate) fn certificates(what: &'static str, file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let bad = |why: String| TlsError::Pem { what: "certificate", file: file.to_owned(), why };
     let pem = read(what, file)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
@@ -139,7 +182,7 @@ fn certificates(what: &'static str, file: &Path) -> Result<Vec<CertificateDer<'s
     if found.is_empty() { Err(bad("nothing is marked as one".to_owned())) } else { Ok(found) }
 }
 
-fn key(file: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+pub(crate) fn key(file: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     let pem = read("the key", file)?;
     let bad = |why: rustls::pki_types::pem::Error| TlsError::Pem {
         what: "private key",

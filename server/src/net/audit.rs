@@ -8,6 +8,7 @@ use palisade_core::{Refusal, Token};
 use super::rate_limit::{RateLimiter, RateLimiters};
 use super::words::refusal_code;
 use crate::node::{AuditEvent, Audited, BreakRecord, Protocol, Refused, RequestContext};
+use crate::request::ClusterRequest;
 
 /// The target of all audit records.
 const TARGET: &str = "palisade::audit";
@@ -84,6 +85,12 @@ impl Audit {
             Audited::Break(record) => self.force_release(over, record),
             Audited::RaiseTokens { above, last } => self.tokens_raised(over, *above, *last),
         }
+    }
+
+    /// Records that an operator changes the cluster.
+    pub(crate) fn administered(&self, request: &ClusterRequest) {
+        let (peer, user) = (&*self.peer, self.user.as_deref());
+        tracing::warn!(target: TARGET, what = "cluster", user, peer, ?request, "an operator changes or copies the cluster");
     }
 
     fn foreign_grant(&self, over: Protocol, refusal: &Refusal) {

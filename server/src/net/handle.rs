@@ -21,6 +21,8 @@ pub(crate) struct Unavailable;
 pub(crate) struct ServiceReport {
     pub(crate) node: NodeReport,
     pub(crate) resp: RespMetrics,
+    /// Other members that this node has a connection to.
+    pub(crate) connected_members: usize,
 }
 
 /// A message to the service's thread.

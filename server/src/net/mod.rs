@@ -11,6 +11,7 @@ mod rate_limit;
 pub mod resp;
 mod server;
 mod unread;
+mod waiting;
 mod words;
 
 pub use bounds::Bounds;
@@ -18,3 +19,4 @@ pub(crate) use handle::ServiceHandle;
 pub(crate) use http::start as start_http;
 pub use http::{Bounds as HttpBounds, Http};
 pub(crate) use server::Server;
+pub(crate) use waiting::turn_away;

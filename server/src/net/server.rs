@@ -2,12 +2,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::audit::Audit;
 use super::bounds::Bounds;
@@ -21,9 +21,10 @@ use crate::node::{
     ConnectionId, Input, Message, Moment, Node, Output, Push, Recipients, Refused, RequestContext, RequestId,
     Response,
 };
+use crate::peers::{Administer, Relay, RelayedClient};
 use crate::request::{Query, Request};
 use crate::sign::Signer;
-use crate::tls::Tls;
+use crate::tls::{Accepted, Tls};
 
 /// How many bytes are read from a connection at once.
 const READ_BYTES: usize = 16 << 10;
@@ -50,7 +51,18 @@ pub(crate) struct Server {
     is_closing: Cell<bool>,
     /// When the node wants the next tick.
     wake_at: Cell<Moment>,
+    /// The member that leads, as far as this node knows.
+    pub(crate) leader: watch::Sender<Option<u64>>,
+    /// Passes clients on to the node that leads. Set on a node of a cluster.
+    relay: RefCell<Option<Weak<dyn Relay>>>,
+    /// Carries out the requests of operators.
+    admin: RefCell<Option<Weak<dyn Administer>>>,
+    /// Takes the connections of HTTP clients that another node relays. Set if this node offers HTTP.
+    relayed_http: RefCell<Option<mpsc::Sender<RelayedConnection>>>,
 }
+
+/// A connection from another node, and the client that it relays.
+pub(super) type RelayedConnection = (Accepted, RelayedClient);
 
 /// The recipient of a connection's messages.
 pub(super) enum Recipient {
@@ -89,6 +101,10 @@ impl Server {
             metrics: RefCell::default(),
             is_closing: Cell::new(false),
             wake_at: Cell::new(Moment::ZERO),
+            leader: watch::Sender::new(None),
+            relay: RefCell::new(None),
+            admin: RefCell::new(None),
+            relayed_http: RefCell::new(None),
         })
     }
 
@@ -114,9 +130,50 @@ impl Server {
     }
 
     pub(crate) fn take_output(&self) -> Output {
-        let output = self.node.borrow_mut().take_output();
+        let mut node = self.node.borrow_mut();
+        let output = node.take_output();
         self.wake_at.set(output.wake_at);
+        let leader = node.leader();
+        self.leader.send_if_modified(|known| std::mem::replace(known, leader) != leader);
         output
+    }
+
+    /// Makes this node pass on clients while another node leads.
+    pub(crate) fn set_relay(&self, relay: Rc<dyn Relay>) {
+        // The other one has the server, so that neither would ever be freed.
+        self.relay.replace(Some(Rc::downgrade(&relay)));
+    }
+
+    pub(super) fn relay(&self) -> Option<Rc<dyn Relay>> {
+        self.relay.borrow().as_ref().and_then(Weak::upgrade)
+    }
+
+    pub(crate) fn set_admin(&self, admin: Rc<dyn Administer>) {
+        self.admin.replace(Some(Rc::downgrade(&admin)));
+    }
+
+    pub(super) fn admin(&self) -> Option<Rc<dyn Administer>> {
+        self.admin.borrow().as_ref().and_then(Weak::upgrade)
+    }
+
+    pub(super) fn set_relayed_http(&self, connections: mpsc::Sender<RelayedConnection>) {
+        self.relayed_http.replace(Some(connections));
+    }
+
+    pub(crate) fn offers_http(&self) -> bool {
+        self.relayed_http.borrow().is_some()
+    }
+
+    /// Passes the connection of a relayed client to the HTTP thread. If too many wait there, it is closed.
+    pub(crate) fn pass_to_http(&self, stream: Accepted, client: RelayedClient) {
+        if let Some(connections) = &*self.relayed_http.borrow() {
+            drop(connections.try_send((stream, client)));
+        }
+    }
+
+    /// Returns whether another node leads.
+    pub(super) fn is_relaying(&self) -> bool {
+        self.node.borrow().is_following()
     }
 
     pub(crate) fn with_node<T>(&self, f: impl FnOnce(&mut Node) -> T) -> T {
@@ -233,7 +290,9 @@ impl Server {
     }
 
     pub(super) fn report(&self) -> ServiceReport {
-        ServiceReport { node: self.node.borrow().report(self.now()), resp: self.metrics.borrow().clone() }
+        let connected_members = self.relay().map_or(0, |relay| relay.connected_members());
+        let node = self.node.borrow().report(self.now());
+        ServiceReport { node, resp: self.metrics.borrow().clone(), connected_members }
     }
 
     /// Stops reading requests. Those that were read are answered.
@@ -255,6 +314,15 @@ impl Server {
             Recipient::Resp(_) | Recipient::Http(_) => true,
         });
         self.step(Input::UsersChanged);
+    }
+
+    /// Disconnects every client: this node leads no more. Replies that were not sent may never come.
+    pub(crate) fn disconnect_all(&self) {
+        self.resp_writers(|writer| {
+            writer.close();
+            writer.changed.notify_one();
+        });
+        self.recipients.borrow_mut().retain(|_, recipient| matches!(recipient, Recipient::Resp(_)));
     }
 
     fn resp_writers(&self, each: impl Fn(&ReplyWriter)) {

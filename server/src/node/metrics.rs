@@ -97,6 +97,11 @@ pub struct Metrics {
     /// From handing over a write until it is durable.
     pub commits: Histogram,
     pub batches: Histogram,
+    /// How often this node has learned of a leader, itself or another one.
+    pub leader_changes: u64,
+    /// Snapshots that have reached another member, and that came from one.
+    pub snapshots_sent: u64,
+    pub snapshots_received: u64,
 }
 
 impl Default for Metrics {
@@ -114,6 +119,9 @@ impl Default for Metrics {
             waits_left: Histogram::new(WAIT_SECONDS),
             commits: Histogram::new(COMMIT_SECONDS),
             batches: Histogram::new(BATCH_SIZES),
+            leader_changes: 0,
+            snapshots_sent: 0,
+            snapshots_received: 0,
         }
     }
 }

@@ -5,16 +5,19 @@
 //! ```text
 //! Input ──> Node::step(now, input)          Node::take_output() ──> Output
 //!   requests and disconnects of clients       replies and pushes, by connection
+//!   messages of other members                 messages to other members
 //!   writes that became durable                writes, a watermark, a compaction
 //!   the time                                  when to call again
 //! ```
 
 mod clients;
+mod cluster;
 mod metrics;
 mod permissions;
 mod principal;
 mod queries;
 mod queue_limit;
+mod random;
 mod response;
 mod sessions;
 mod tokens;
@@ -23,7 +26,7 @@ mod waits;
 mod watches;
 mod wheel;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use palisade_core::{
@@ -33,13 +36,14 @@ use palisade_core::{
 use smallvec::SmallVec;
 
 use crate::access::Users;
-use crate::replica::{Compaction, Done, Proposal, Replica};
+use crate::replica::{Compacted, Compaction, Done, LogLost, PeerMessage, Proposal, Replica};
 use crate::request::{AcquireRequest, Request};
-use crate::storage::{Watermark, Write};
+use crate::storage::{Identity, Member, Membership, Snapshot, Watermark, Write};
 use clients::Clients;
 use metrics::Metrics;
-use queries::PendingQuery;
+use queries::PendingRead;
 use queue_limit::{QueueLimit, QueuePlaces};
+use random::Random;
 use sessions::Sessions;
 use tokens::TokenBlock;
 use user_sessions::UserSessions;
@@ -47,8 +51,9 @@ use waits::{PendingId, PendingStep, Waits};
 use watches::Watches;
 
 pub use clients::ConnectionId;
+pub use cluster::{ChangeRefused, ClusterReport};
 pub use metrics::{Counts, Histogram, Metrics as NodeMetrics};
-pub(crate) use permissions::check_metrics;
+pub(crate) use permissions::{check_cluster, check_metrics};
 pub use principal::{Principal, Protocol, RequestContext};
 pub use response::{GrantReply, HolderReport, LeaderReport, LockReport, Push, Refused, Response, WaiterReport};
 pub use wheel::Moment;
@@ -57,8 +62,6 @@ pub use wheel::Moment;
 const TICK: Duration = Duration::from_millis(20);
 /// The most expiries in one log entry, so that many expiries at once do not delay requests.
 const EXPIRIES: usize = 256;
-/// The log grows by this many bytes before the node asks for a snapshot. Bounds the disk space and the time of a start.
-const COMPACT_AFTER: usize = 64 << 20;
 /// Without a tick for this long, the process was paused or waited for the disk. It could not receive keep-alives
 /// meanwhile.
 const PAUSED: Duration = Duration::from_secs(1);
@@ -102,9 +105,29 @@ pub enum Input {
     Persisted {
         number: u64,
     },
-    /// A compaction has ended, with a durable snapshot up to this entry, or without.
-    Compacted {
-        index: Option<u64>,
+    /// A compaction has ended, with a durable snapshot or without.
+    Compacted(Option<Compacted>),
+    /// A message of another member.
+    Received(PeerMessage),
+    /// A message of another member with a snapshot, which is durable.
+    ReceivedSnapshot(PeerMessage, Box<Snapshot>),
+    /// A snapshot has reached a member, or has not.
+    SnapshotSent {
+        member: u64,
+        has_arrived: bool,
+    },
+    /// Messages to a member were dropped.
+    Unreachable {
+        member: u64,
+    },
+    /// A member says which version of the log it understands.
+    Understands {
+        member: u64,
+        log: u16,
+    },
+    /// A member has closed its connection: it may have died.
+    Suspect {
+        member: u64,
     },
     /// Users were changed or removed.
     UsersChanged,
@@ -114,7 +137,7 @@ pub enum Input {
     Tick,
 }
 
-/// The effects that the node requests, in this order: the watermark, the replies and pushes, the writes.
+/// The effects that the node requests, in this order: the watermark, the replies and pushes, the messages, the writes.
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct Output {
@@ -123,6 +146,15 @@ pub struct Output {
     /// Replies and pushes, in the order in which a connection must get them.
     pub messages: Vec<Message>,
     pub audit: Vec<AuditEvent>,
+    /// To other members.
+    pub peer_messages: Vec<PeerMessage>,
+    /// The members, if they have changed.
+    pub membership: Option<Membership>,
+    /// Whether this node has stopped leading. The connections of all clients must be closed: what they were not answered may
+    /// have happened, and they learn the outcome from the new leader.
+    pub is_deposed: bool,
+    /// The log of this node was cut. It must stop, and be replaced.
+    pub log_lost: Option<LogLost>,
     /// To be made durable in order, each followed by [`Input::Persisted`].
     pub writes: Vec<(u64, Write)>,
     /// To be carried out on another thread, followed by [`Input::Compacted`].
@@ -198,6 +230,8 @@ pub struct NodeConfig {
     /// Places in queues, of all clients together and of one user.
     pub waiters: usize,
     pub waiters_per_user: usize,
+    /// The log grows by this many bytes before the node asks for a snapshot. Bounds the disk space and the time of a start.
+    pub compact_after: usize,
 }
 
 /// Random numbers of the host. Two starts of a service never have the same.
@@ -218,6 +252,7 @@ pub struct NodeReport {
     pub last_token: u64,
     pub watchers: usize,
     pub is_leader: bool,
+    pub cluster: ClusterReport,
     /// How long the oldest write has been on its way to the disk.
     pub oldest_write: Option<Duration>,
 }
@@ -261,7 +296,7 @@ enum ReplyKind {
 /// One node of the service.
 pub struct Node {
     config: NodeConfig,
-    replica: Replica<Origin, PendingQuery>,
+    replica: Replica<Origin, PendingRead>,
     tokens: TokenBlock,
     /// The time of the last input.
     now: Moment,
@@ -280,27 +315,46 @@ pub struct Node {
     waits: Waits,
     queue_limit: QueueLimit,
     watches: Watches,
-    /// Queries that may be answered now.
-    queries: VecDeque<PendingQuery>,
+    /// Reads that may be answered now.
+    reads: VecDeque<PendingRead>,
+    /// When this node asks for votes, because it has seen the leader's connection close.
+    campaign_at: Option<Moment>,
+    /// The last leader that this node knew, and the term.
+    last_leader: Option<(u64, u64)>,
+    /// Whether this node has counted its state since it was elected, and follows each change of it.
+    is_leading: bool,
+    replica_ticked_at: Moment,
+    random: Random,
+    /// The version of the log that each other member understands, as far as it has said so.
+    understood: BTreeMap<u64, u16>,
+    /// The name of this node, which it gets once it leads a service of one node.
+    name: Option<Member>,
+    /// When the watermark was written last because the log had grown.
+    progress_noted_at: Moment,
+    /// Whether the next snapshot is made as soon as there is anything new.
+    is_snapshot_wanted: bool,
+    /// How long writes took lately.
+    write_time: Duration,
     metrics: Metrics,
     is_closing: bool,
     output: Output,
 }
 
 impl Node {
-    /// Returns a node that continues from the state on disk. It gives only tokens above `raise_above`.
+    /// Returns a node that continues from the state on disk, as this member. It gives only tokens above `raise_above`.
     ///
     /// # Errors
     ///
     /// The state on disk cannot be used.
     pub fn new(
         config: NodeConfig,
+        identity: &Identity,
         recovered: &crate::storage::Recovered,
         seeds: Seeds,
         raise_above: Option<u64>,
     ) -> Result<Node, crate::replica::ReplicaError> {
-        let mut replica = Replica::new(1, &[1], seeds.hash_key, recovered)?;
-        replica.campaign();
+        let mut replica = Replica::new(identity.member, &identity.founders, seeds.hash_key, recovered)?;
+        replica.campaign_alone();
         Ok(Node {
             replica,
             tokens: TokenBlock::new(recovered.watermark, raise_above),
@@ -317,7 +371,17 @@ impl Node {
             waits: Waits::new(),
             queue_limit: QueueLimit::new(config.waiters, config.waiters_per_user),
             watches: Watches::default(),
-            queries: VecDeque::new(),
+            reads: VecDeque::new(),
+            campaign_at: None,
+            last_leader: None,
+            is_leading: false,
+            replica_ticked_at: Moment::ZERO,
+            random: Random::new(seeds.session_ids.rotate_left(32)),
+            understood: BTreeMap::new(),
+            name: None,
+            progress_noted_at: Moment::ZERO,
+            is_snapshot_wanted: false,
+            write_time: Duration::ZERO,
             metrics: Metrics::default(),
             is_closing: false,
             output: Output::default(),
@@ -335,7 +399,17 @@ impl Node {
             Input::Abandoned { connection } => self.abandon(connection),
             Input::Disconnected { connection, delivered } => self.disconnected(connection, delivered),
             Input::Persisted { number } => self.persisted(number),
-            Input::Compacted { index } => self.replica.compacted(index),
+            Input::Compacted(compacted) => self.replica.compacted(compacted),
+            Input::Received(message) => {
+                if let Err(lost) = self.replica.receive(message) {
+                    self.output.log_lost = Some(lost);
+                }
+            }
+            Input::ReceivedSnapshot(message, snapshot) => self.receive_snapshot(message, &snapshot),
+            Input::SnapshotSent { member, has_arrived } => self.snapshot_sent(member, has_arrived),
+            Input::Unreachable { member } => self.replica.unreachable(member),
+            Input::Suspect { member } => self.suspect(member),
+            Input::Understands { member, log } => drop(self.understood.insert(member, log)),
             Input::UsersChanged => self.end_forbidden_waits(),
             Input::Closing => self.close(),
             Input::Tick => self.tick(),
@@ -346,6 +420,14 @@ impl Node {
     pub fn take_output(&mut self) -> Output {
         self.propose();
         let outputs = self.replica.outputs();
+        self.note_leader();
+        if outputs.deposed.is_some() {
+            self.stop_leading();
+        }
+        if outputs.members_changed {
+            self.output.membership = Some(self.replica.membership().clone());
+        }
+        self.output.peer_messages.extend(outputs.messages);
         for (number, write) in outputs.persist {
             self.writing.push_back((number, self.now));
             self.output.writes.push((number, write));
@@ -359,10 +441,12 @@ impl Node {
         if outputs.became_leader {
             self.start_leading();
         }
-        self.queries.extend(outputs.reads);
-        self.answer_queries();
-        self.output.compaction = self.replica.compaction(COMPACT_AFTER);
-        self.output.has_more = !self.queries.is_empty() || self.has_to_propose();
+        self.reads.extend(outputs.reads);
+        self.answer_reads();
+        let compact_after = if self.is_snapshot_wanted { 0 } else { self.config.compact_after };
+        self.output.compaction = self.replica.compaction(compact_after);
+        self.is_snapshot_wanted &= self.output.compaction.is_none();
+        self.output.has_more = !self.reads.is_empty() || self.has_to_propose();
         self.output.wake_at = self.ticked_at + TICK;
         std::mem::take(&mut self.output)
     }
@@ -388,6 +472,7 @@ impl Node {
             last_token: self.last_token(),
             watchers: self.watches.len(),
             is_leader: self.is_leader(),
+            cluster: self.cluster_report(),
             oldest_write: self.writing.front().map(|(_, at)| now.saturating_sub(*at)),
         }
     }
@@ -417,6 +502,10 @@ impl Node {
                 self.output.audit.push(AuditEvent { context: context.clone(), what });
             }
             return self.refuse(id, refused);
+        }
+        // The only voter is about to lead.
+        if !self.is_leader() && !self.replica.membership().is_only_voter(self.replica.id()) {
+            return self.refuse(id, Refused::NotLeader);
         }
         match request {
             Request::Acquire(acquire) => self.acquire(id, acquire),
@@ -521,32 +610,40 @@ impl Node {
         let size = batch.len();
         match self.replica.propose(batch) {
             Ok(()) => self.metrics.batches.observe(size as f64),
-            Err(refused) => (self.queue, self.is_urgent) = (refused, true),
+            // It is about to let another node lead. Tried again with the next tick, if it still leads then.
+            Err(refused) => self.queue = refused,
         }
     }
 
     fn persisted(&mut self, number: u64) {
         while self.writing.front().is_some_and(|(written, _)| *written <= number) {
             if let Some((_, at)) = self.writing.pop_front() {
-                self.metrics.commits.observe(self.now.saturating_sub(at).as_secs_f64());
+                let took = self.now.saturating_sub(at);
+                self.write_time = (self.write_time * 7 + took) / 8;
+                self.metrics.commits.observe(took.as_secs_f64());
             }
         }
         self.replica.persisted(number);
     }
 
     fn tick(&mut self) {
-        self.replica.tick();
+        self.tick_replica();
+        self.advance_members();
+        self.note_progress();
         let since = self.now.saturating_sub(std::mem::replace(&mut self.ticked_at, self.now));
         if since > PAUSED {
             self.paused_for += since;
         }
         self.is_urgent |= !self.queue.is_empty();
-        self.expire_sessions();
-        self.expire_waits();
+        if self.is_leader() {
+            self.expire_sessions();
+            self.expire_waits();
+        }
     }
 
     /// Starts to lead: restarts all deadlines, so that each session has its full TTL again.
     fn start_leading(&mut self) {
+        self.is_leading = true;
         self.output.watermark = Some(self.tokens.started(self.replica.applied()));
         self.restart_deadlines();
         let machine = self.replica.machine();
@@ -569,6 +666,10 @@ impl Node {
     /// Answers a command that was committed, and handles its events.
     fn applied(&mut self, done: Done<Origin>) {
         let Done { origin, applied } = done;
+        // `start_leading` counts the whole state again.
+        if !self.is_leading {
+            return;
+        }
         // Commands from before a restart were counted then.
         if origin.is_some() {
             applied.events.iter().for_each(|event| self.metrics.event(event));

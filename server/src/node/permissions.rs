@@ -5,7 +5,7 @@ use palisade_core::{GrantState, Limit, Limits, LockName, Machine, Refusal, Sessi
 use super::principal::Principal;
 use super::response::Refused;
 use crate::access::{User, Verb};
-use crate::request::{Query, Request};
+use crate::request::{ClusterRequest, Query, Request};
 
 /// Why a user may not make a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +49,20 @@ pub(super) fn check(principal: &Principal, request: &Request, machine: &Machine)
 pub(crate) fn check_metrics(principal: &Principal) -> Result<(), Refused> {
     let Some(user) = principal.user() else { return Ok(()) };
     check_any_lock(user, Verb::Observe).map_err(|denial| refused(user, denial))
+}
+
+/// Checks whether a principal may see the cluster, or change it.
+pub(crate) fn check_cluster(principal: &Principal, request: &ClusterRequest) -> Result<(), Refused> {
+    let user = match principal {
+        Principal::Anyone => return Ok(()),
+        Principal::Unauthenticated => return Err(Refused::Unauthenticated),
+        Principal::User(user) => user,
+    };
+    let checked = match request {
+        ClusterRequest::Status => check_any_lock(user, Verb::Observe),
+        _ => check_all_locks(user, Verb::Admin),
+    };
+    checked.map_err(|denial| refused(user, denial))
 }
 
 fn refused(user: &User, denial: Denial) -> Refused {

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use palisade_core::Label;
+use serde::{Deserialize, Serialize};
 
 use crate::access::{User, Verb, owner};
 
@@ -60,8 +61,8 @@ impl Principal {
     }
 }
 
-/// The protocol of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The protocol of a request. Nodes send it to each other, so the order of the variants stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Protocol {
     Resp,

@@ -22,10 +22,12 @@ const LISTED_LOCKS: u32 = 1000;
 /// How much work the queries may do before requests are handled again: locks visited, and entries shown.
 const WORK: usize = 20_000;
 
-/// A query that waits to be answered.
-pub(super) struct PendingQuery {
-    id: RequestId,
-    query: Query,
+/// A request that is answered once a majority has confirmed that this node still leads.
+pub(super) enum PendingRead {
+    Query(RequestId, Query),
+    /// The sessions' TTLs were restarted when the request arrived.
+    KeepAlive(RequestId, Response),
+    Attach(RequestId, SessionId),
 }
 
 /// Which of a lock's holders and waiters are shown.
@@ -40,21 +42,25 @@ impl Node {
         if let Some(context) = self.clients.context(id.connection) {
             self.metrics.query(context.protocol, &query);
         }
-        self.replica.read(PendingQuery { id, query });
+        self.replica.read(PendingRead::Query(id, query));
     }
 
-    /// Answers queries until they have done enough work for one turn.
-    pub(super) fn answer_queries(&mut self) {
+    /// Answers reads until they have done enough work for one turn.
+    pub(super) fn answer_reads(&mut self) {
         let mut work = 0;
         while work < WORK
-            && let Some(PendingQuery { id, query }) = self.queries.pop_front()
+            && let Some(read) = self.reads.pop_front()
         {
-            if !self.clients.is_connected(id.connection) {
-                continue;
+            match read {
+                PendingRead::Query(id, query) if self.clients.is_connected(id.connection) => {
+                    let (response, done) = self.answer_query(id.connection, query);
+                    work += done;
+                    self.reply(id, response.unwrap_or_else(Response::Refused));
+                }
+                PendingRead::Query(..) => {}
+                PendingRead::KeepAlive(id, response) => self.reply(id, response),
+                PendingRead::Attach(id, session) => self.attached(id, session),
             }
-            let (response, done) = self.answer_query(id.connection, query);
-            work += done;
-            self.reply(id, response.unwrap_or_else(Response::Refused));
         }
     }
 

@@ -7,30 +7,20 @@ use palisade_core::{Command, Delay, Ending, LockName, Refusal, SessionEnd, Sessi
 use smallvec::SmallVec;
 
 use super::clients::{Clients, ConnectionId};
+use super::queries::PendingRead;
+use super::random::Random;
 use super::response::{Push, Refused, Response};
 use super::wheel::{Moment, Wheel};
 use super::{Node, Recipients, RequestId};
 
 pub(super) struct Sessions {
-    ids: SessionIds,
+    ids: Random,
     deadlines: Wheel<SessionId>,
     /// The ends of lock-delays, by the token of the expired grant.
     delays: Wheel<Token>,
     withheld: HashMap<Token, LockName>,
     granted_at: HashMap<Token, Moment>,
     subscribers: HashMap<SessionId, Subscribers>,
-}
-
-/// The ids of new sessions: the SplitMix64 sequence from a random seed, <https://prng.di.unimi.it/splitmix64.c>.
-struct SessionIds(u64);
-
-impl SessionIds {
-    fn draw(&mut self) -> SessionId {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        SessionId::from_random(mixed ^ (mixed >> 31))
-    }
 }
 
 /// Connections that get the pushes of a session, or of one wait. Usually one; a client that has reconnected may still
@@ -52,7 +42,7 @@ impl Subscribers {
 impl Sessions {
     pub(super) fn new(seed: u64) -> Sessions {
         Sessions {
-            ids: SessionIds(seed),
+            ids: Random::new(seed),
             deadlines: Wheel::new(),
             delays: Wheel::new(),
             withheld: HashMap::new(),
@@ -61,8 +51,14 @@ impl Sessions {
         }
     }
 
+    /// Forgets everything but the ids that were drawn.
+    pub(super) fn clear(&mut self) {
+        let ids = std::mem::replace(&mut self.ids, Random::new(0));
+        *self = Sessions { ids, ..Sessions::new(0) };
+    }
+
     pub(super) fn draw_id(&mut self) -> SessionId {
-        self.ids.draw()
+        SessionId::from_random(self.ids.draw())
     }
 
     pub(super) fn subscribe(&mut self, session: SessionId, connection: ConnectionId, clients: &Clients) {
@@ -124,24 +120,39 @@ impl Node {
         Ok(self.sessions.deadlines.renew(session, deadline).then_some(ttl))
     }
 
+    /// Keeps sessions alive. It is answered when a majority has confirmed that this node leads: otherwise a node that does not
+    /// know yet that another leads would promise more time than the other one gives.
     pub(super) fn keep_alive_all(&mut self, id: RequestId, sessions: Vec<SessionId>) {
         let kept: Result<_, Refused> = sessions.into_iter().map(|session| self.keep_alive(session)).collect();
-        let response = kept.map_or_else(Response::Refused, Response::KeptAlive);
-        self.reply(id, response);
+        match kept {
+            Ok(kept) => self.replica.read(PendingRead::KeepAlive(id, Response::KeptAlive(kept))),
+            Err(refused) => self.refuse(id, refused),
+        }
     }
 
-    /// Subscribes the connection to the session's pushes, and replies with the tokens that the session holds. The
-    /// client finds out from them which grants ended while it was not subscribed.
+    /// Subscribes the connection to the session's pushes.
     pub(super) fn attach(&mut self, id: RequestId, session: SessionId) {
-        let response = match self.keep_alive(session) {
-            Ok(Some(ttl)) => {
+        match self.keep_alive(session) {
+            Ok(Some(_)) => {
                 self.sessions.subscribe(session, id.connection, &self.clients);
-                Response::Attached { session, ttl, held: self.held(session) }
+                self.replica.read(PendingRead::Attach(id, session));
             }
-            Ok(None) => Response::Refused(Refusal::NoSuchSession { session }.into()),
-            Err(refused) => Response::Refused(refused),
-        };
-        self.reply(id, response);
+            Ok(None) => self.refuse(id, Refusal::NoSuchSession { session }),
+            Err(refused) => self.refuse(id, refused),
+        }
+    }
+
+    /// Replies with the tokens that the session holds. The client finds out from them which grants ended while it was not
+    /// subscribed.
+    pub(super) fn attached(&mut self, id: RequestId, session: SessionId) {
+        let ttl = self.replica.machine().session(session).map(|view| view.ttl());
+        self.reply(
+            id,
+            match ttl {
+                Some(ttl) => Response::Attached { session, ttl, held: self.held(session) },
+                None => Response::Refused(Refusal::NoSuchSession { session }.into()),
+            },
+        );
     }
 
     fn held(&self, session: SessionId) -> Vec<Token> {

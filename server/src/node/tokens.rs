@@ -35,6 +35,11 @@ impl TokenBlock {
         self.set(index, self.watermark.tokens)
     }
 
+    /// Returns the entry that the watermark names.
+    pub(super) fn noted_index(&self) -> u64 {
+        self.watermark.index
+    }
+
     /// Returns the watermark of a node that stops in order. No token above `last` was given out.
     pub(super) fn stopped(&mut self, last: u64, index: u64) -> Watermark {
         self.set(index, last.max(self.raise_to))

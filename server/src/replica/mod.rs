@@ -1,26 +1,31 @@
-//! One voter of the replicated log, and the lock machine that it feeds. It has no thread, socket, file or clock: inputs go
+//! One member of the replicated log, and the lock machine that it feeds. It has no thread, socket, file or clock: inputs go
 //! in, outputs come out.
 //!
 //! ```text
-//! propose, read, tick, persisted ──> Replica ──> Outputs { persist, applied, reads }
+//! propose, read, receive, tick, persisted ──> Replica ──> Outputs { persist, messages, applied, reads … }
 //! ```
 //!
 //! This is the only module that knows the consensus library.
 
 mod batch;
 mod compaction;
+mod members;
+mod peer_message;
 mod tail;
 
 use std::collections::VecDeque;
 
 use palisade_core::{Applied, Command, Limits, Machine, RestoreError};
-use raft::eraftpb::{ConfChange, Entry, EntryType};
-use raft::{Config, RawNode, StateRole, Storage};
+use raft::eraftpb::{Entry, EntryType, MessageType};
+use raft::{Config, RawNode, SnapshotStatus, StateRole, Storage};
 use thiserror::Error;
 
-pub use compaction::{Compaction, CompactionError};
+pub(crate) use batch::decode as entry_commands;
+pub use compaction::{Compacted, Compaction, CompactionError};
+pub use members::{Follower, MembershipChange};
+pub use peer_message::{PeerMessage, UnreadableMessage};
 
-use crate::storage::{Recovered, Write};
+use crate::storage::{Membership, Recovered, Snapshot, Write};
 use tail::Tail;
 
 /// A command and its origin.
@@ -35,7 +40,7 @@ pub struct Proposal<C> {
 /// A command that was committed and applied.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Done<C> {
-    /// The origin; `None` if another voter proposed the command, or if it was proposed before a restart.
+    /// The origin; `None` if another member proposed the command, or if it was proposed before a restart.
     pub origin: Option<C>,
     /// The answer and the events.
     pub applied: Applied,
@@ -44,19 +49,42 @@ pub struct Done<C> {
 /// The work that the host must do now.
 #[derive(Debug)]
 pub struct Outputs<C, R> {
+    /// Messages to other members, in order. A lost one does no harm.
+    pub messages: Vec<PeerMessage>,
     /// Writes to make durable, in order. The host then calls [`Replica::persisted`] with the number.
     pub persist: Vec<(u64, Write)>,
     /// Applied commands, in order.
     pub applied: Vec<Done<C>>,
     /// Reads that may be answered now: they see everything that was acknowledged before they arrived.
     pub reads: Vec<R>,
-    /// Whether this voter has just become the leader that may time sessions.
+    /// What this member did not finish as the leader: commands that may still be committed, and reads without an answer.
+    pub deposed: Option<Unfinished<C, R>>,
+    /// Whether this member has just become the leader that may time sessions.
     pub became_leader: bool,
+    /// Whether [`Replica::membership`] has changed, or is new.
+    pub members_changed: bool,
+}
+
+/// What a leader has not finished when another takes over.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Unfinished<C, R> {
+    /// The origins of commands that may or may not be committed.
+    pub commands: Vec<C>,
+    /// Reads.
+    pub reads: Vec<R>,
 }
 
 impl<C, R> Outputs<C, R> {
     fn new() -> Outputs<C, R> {
-        Outputs { persist: Vec::new(), applied: Vec::new(), reads: Vec::new(), became_leader: false }
+        Outputs {
+            messages: Vec::new(),
+            persist: Vec::new(),
+            applied: Vec::new(),
+            reads: Vec::new(),
+            deposed: None,
+            became_leader: false,
+            members_changed: false,
+        }
     }
 }
 
@@ -71,15 +99,35 @@ pub enum ReplicaError {
     Log(String),
 }
 
+/// The log of a member ends before an entry that it has acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error(
+    "the log ends at entry {last}, and this node has acknowledged entry {known}: its end was lost, or an older copy was put back"
+)]
+pub struct LogLost {
+    /// The last entry of the log.
+    pub last: u64,
+    /// An entry that the leader knows it to have had.
+    pub known: u64,
+}
+
+/// The newest version of the log that this build understands. Version 1 has the commands of locks, version 2 changes of the members. A
+/// leader proposes nothing that another member is known not to understand.
+pub const LOG_VERSION: u16 = 2;
+
+/// The shortest election time-out, in ticks.
+pub const ELECTION_TICKS: usize = 10;
+
 /// The approximate size of an entry without its data, in bytes.
 const OVERHEAD: usize = 64;
 
-/// One voter.
+/// One member.
 pub struct Replica<C, R> {
     node: RawNode<Tail>,
     machine: Machine,
+    hash_key: u64,
     applied: u64,
-    /// Proposals of this voter that are not yet committed, in the order of their entries.
+    /// Proposals of this member that are not yet committed, in the order of their entries.
     proposed: VecDeque<Proposed<C>>,
     /// Reads that wait until the leader has confirmed its leadership.
     pending_reads: Vec<R>,
@@ -88,7 +136,19 @@ pub struct Replica<C, R> {
     /// Reads that the consensus library is confirming, by number.
     confirming: VecDeque<(u64, Vec<R>)>,
     last_read: u64,
+    /// The term in which this member was elected, while it leads.
+    elected_in: Option<u64>,
     is_leader: bool,
+    /// The last write that was handed to the host, and the last one that is durable.
+    last_write: u64,
+    last_durable: u64,
+    /// Messages that may be sent when everything up to a write is durable.
+    unsent: VecDeque<(u64, Vec<PeerMessage>)>,
+    /// The machine of a snapshot that another member has sent.
+    received: Option<(u64, Machine, Membership)>,
+    /// The write after which the last installed snapshot counts as applied.
+    installing: Option<u64>,
+    members_changed: bool,
     /// Bytes of entries since the last snapshot was begun.
     bytes_since_snapshot: usize,
     is_compacting: bool,
@@ -101,25 +161,32 @@ struct Proposed<C> {
 }
 
 impl<C, R> Replica<C, R> {
-    /// Continues from the state on disk. `id` is this voter; `founders` are the voters of a new cluster.
+    /// Continues from the state on disk. `id` is this member; `founders` are the members before the first entry.
     ///
     /// # Errors
     ///
     /// The snapshot or the log cannot be used.
-    pub fn new(id: u64, founders: &[u64], key: u64, recovered: &Recovered) -> Result<Replica<C, R>, ReplicaError> {
+    pub fn new(
+        id: u64,
+        founders: &Membership,
+        hash_key: u64,
+        recovered: &Recovered,
+    ) -> Result<Replica<C, R>, ReplicaError> {
         let machine = match &recovered.snapshot {
             Some(snapshot) => Machine::restore(&snapshot.machine)?,
-            // Other limits come with a command, at the same point of every voter's log.
+            // Other limits come with a command, at the same point of every member's log.
             None => Machine::new(Limits::default()),
         };
         let applied = recovered.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
         let config = Config {
             id,
             applied,
-            election_tick: 10,
-            heartbeat_tick: 2,
+            election_tick: ELECTION_TICKS,
+            heartbeat_tick: 1,
             check_quorum: true,
             pre_vote: true,
+            // Followers serve no reads. They learn the commit index with the next entry or heartbeat.
+            skip_bcast_commit: true,
             max_size_per_msg: 1 << 20,
             max_inflight_msgs: 256,
             ..Config::default()
@@ -129,14 +196,22 @@ impl<C, R> Replica<C, R> {
         let node = node.map_err(|error| ReplicaError::Log(error.to_string()))?;
         Ok(Replica {
             node,
-            machine: machine.with_hash_key(key),
+            machine: machine.with_hash_key(hash_key),
+            hash_key,
             applied,
             proposed: VecDeque::new(),
             pending_reads: Vec::new(),
             confirmed_reads: VecDeque::new(),
             confirming: VecDeque::new(),
             last_read: 0,
+            elected_in: None,
             is_leader: false,
+            last_write: 0,
+            last_durable: 0,
+            unsent: VecDeque::new(),
+            received: None,
+            installing: None,
+            members_changed: true,
             bytes_since_snapshot: 0,
             is_compacting: false,
         })
@@ -152,21 +227,82 @@ impl<C, R> Replica<C, R> {
         self.applied
     }
 
-    /// Returns whether this voter leads and has applied everything that earlier leaders committed.
+    /// Returns the index of the last entry.
+    pub fn last_index(&self) -> u64 {
+        self.node.raft.raft_log.last_index()
+    }
+
+    /// Returns the latest term.
+    pub fn term(&self) -> u64 {
+        self.node.raft.term
+    }
+
+    /// Returns this member.
+    pub fn id(&self) -> u64 {
+        self.node.raft.id
+    }
+
+    /// Returns the member that leads, as far as this one knows.
+    pub fn leader(&self) -> Option<u64> {
+        Some(self.node.raft.leader_id).filter(|id| *id != 0)
+    }
+
+    /// Returns whether this member leads and has applied everything that earlier leaders committed.
     pub fn is_leader(&self) -> bool {
         self.is_leader
     }
 
+    /// Returns the members as of the last applied entry.
+    pub fn membership(&self) -> &Membership {
+        self.node.store().membership()
+    }
+
+    /// Returns how far each other member has come. Only the leader knows.
+    pub fn followers(&self) -> impl Iterator<Item = Follower> {
+        let progress = self.is_leader.then(|| self.node.raft.prs().iter()).into_iter().flatten();
+        let others = progress.filter(|(id, _)| **id != self.node.raft.id);
+        others.map(|(id, progress)| Follower {
+            member: *id,
+            matched: progress.matched,
+            is_active: progress.recent_active,
+        })
+    }
+
     /// Campaigns at once, if this is the only voter.
-    pub fn campaign(&mut self) {
-        if self.node.store().voters() == [self.node.raft.id] {
-            // Only a node without a vote is refused.
-            drop(self.node.campaign());
+    pub fn campaign_alone(&mut self) {
+        if self.membership().is_only_voter(self.id()) {
+            self.campaign();
         }
     }
 
-    /// Advances the logical clock: 10 ticks are the shortest election timeout.
-    pub fn tick(&mut self) {
+    /// Asks the others whether they would elect this member, and becomes a candidate if a majority would.
+    pub fn campaign(&mut self) {
+        // Only a member without a vote is refused.
+        drop(self.node.campaign());
+    }
+
+    /// Notes that this member may have died. Returns whether it was the leader. Without a leader, this member may elect another
+    /// one before the election time-out.
+    pub fn suspect(&mut self, member: u64) -> bool {
+        let raft = &mut self.node.raft;
+        let was_leader = raft.leader_id == member && raft.state == StateRole::Follower;
+        if was_leader {
+            raft.become_follower(raft.term, 0);
+        }
+        was_leader
+    }
+
+    /// Lets another voter lead, once it has everything.
+    pub fn transfer_to(&mut self, member: u64) {
+        self.node.transfer_leader(member);
+    }
+
+    /// Advances the logical clock. Without a word from the leader for this many ticks, this member campaigns. The host draws the
+    /// number at random for each tick, between [`ELECTION_TICKS`] and twice that, so that seldom two members campaign at once.
+    pub fn tick(&mut self, election_ticks: usize) {
+        let at_most = 2 * ELECTION_TICKS - 1;
+        // The library's own choice would not follow from the host's seed.
+        self.node.raft.set_randomized_election_timeout(election_ticks.clamp(ELECTION_TICKS, at_most));
         self.node.tick();
     }
 
@@ -174,10 +310,14 @@ impl<C, R> Replica<C, R> {
     ///
     /// # Errors
     ///
-    /// This voter does not lead. The commands are returned, and nothing has happened.
+    /// This member does not lead, or is about to let another lead. The commands are returned, and nothing has happened.
     pub fn propose(&mut self, commands: Vec<Proposal<C>>) -> Result<(), Vec<Proposal<C>>> {
         if commands.is_empty() {
             return Ok(());
+        }
+        // A follower's proposal would be sent to the leader, which may have decided otherwise meanwhile.
+        if self.node.raft.state != StateRole::Leader {
+            return Err(commands);
         }
         let data = batch::encode(commands.iter().map(|proposal| &proposal.command));
         match self.node.propose(Vec::new(), data) {
@@ -190,26 +330,87 @@ impl<C, R> Replica<C, R> {
         }
     }
 
-    /// Queues a linearizable read.
+    /// Queues a linearizable read. It is answered if this member leads.
     pub fn read(&mut self, reader: R) {
         self.pending_reads.push(reader);
     }
 
+    /// Handles a message of another member.
+    ///
+    /// # Errors
+    ///
+    /// The leader knows that this member has written entries that it does not have. It must not take part any more.
+    pub fn receive(&mut self, message: PeerMessage) -> Result<(), LogLost> {
+        let message = message.0;
+        // A heartbeat names no entry that this member has not acknowledged.
+        let (last, known) = (self.last_index(), message.commit);
+        if message.msg_type == MessageType::MsgHeartbeat && message.term >= self.term() && known > last {
+            return Err(LogLost { last, known });
+        }
+        // Each node proposes only what it decides while it leads.
+        let is_foreign = message.to != self.id() || message.msg_type == MessageType::MsgPropose;
+        // The machine of a snapshot comes with `receive_snapshot`.
+        if !is_foreign && message.msg_type != MessageType::MsgSnapshot {
+            // The library refuses messages that are out of date.
+            drop(self.node.step(message));
+        }
+        Ok(())
+    }
+
+    /// Handles the message of another member that a snapshot is for this one. The snapshot is durable.
+    ///
+    /// # Errors
+    ///
+    /// Its machine cannot be read. Nothing has happened.
+    pub fn receive_snapshot(&mut self, message: PeerMessage, snapshot: &Snapshot) -> Result<(), RestoreError> {
+        if message.0.to != self.id() || snapshot.index <= self.applied {
+            return Ok(());
+        }
+        let machine = Machine::restore(&snapshot.machine)?.with_hash_key(self.hash_key);
+        self.received = Some((snapshot.index, machine, snapshot.membership.clone()));
+        drop(self.node.step(message.with_snapshot(snapshot).0));
+        if self.node.snap().is_none() {
+            self.received = None;
+        }
+        Ok(())
+    }
+
+    /// Reports whether a snapshot has reached a member.
+    pub fn snapshot_sent(&mut self, member: u64, has_arrived: bool) {
+        let status = if has_arrived { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
+        self.node.report_snapshot(member, status);
+    }
+
+    /// Reports that messages to a member were dropped.
+    pub fn unreachable(&mut self, member: u64) {
+        self.node.report_unreachable(member);
+    }
+
     /// Reports that the write of this number, and all before it, are durable.
     pub fn persisted(&mut self, number: u64) {
+        self.last_durable = self.last_durable.max(number);
         self.node.on_persist_ready(number);
+        if self.installing.is_some_and(|installing| installing <= number) {
+            self.installing = None;
+            self.node.advance_apply_to(self.applied);
+        }
     }
 
     /// Returns the work that the host must do now. The host calls it after every input.
     pub fn outputs(&mut self) -> Outputs<C, R> {
         let mut outputs = Outputs::new();
         loop {
-            outputs.became_leader |= self.note_leadership();
+            self.note_leadership(&mut outputs);
             self.confirm_reads();
+            self.leave_joint();
             if !self.node.has_ready() {
                 break;
             }
             self.process(&mut outputs);
+        }
+        outputs.members_changed = std::mem::take(&mut self.members_changed);
+        while self.unsent.front().is_some_and(|(after, _)| *after <= self.last_durable) {
+            outputs.messages.extend(self.unsent.pop_front().into_iter().flat_map(|(_, messages)| messages));
         }
         while self.confirmed_reads.front().is_some_and(|(index, _)| *index <= self.applied) {
             if let Some((_, readers)) = self.confirmed_reads.pop_front() {
@@ -221,24 +422,61 @@ impl<C, R> Replica<C, R> {
 
     fn process(&mut self, outputs: &mut Outputs<C, R>) {
         let mut ready = self.node.ready();
+        outputs.messages.extend(ready.take_messages().into_iter().map(PeerMessage));
         for state in ready.take_read_states() {
             self.confirmed(&state.request_ctx, state.index);
         }
-        let committed = ready.take_committed_entries();
         if let Some(hard_state) = ready.hs() {
             self.node.mut_store().save_hard_state(hard_state.clone());
         }
+        if !ready.snapshot().is_empty() {
+            self.install(ready.snapshot().get_metadata().term);
+            self.installing = Some(ready.number());
+        }
+        let committed = ready.take_committed_entries();
         let entries = ready.take_entries();
         self.node.mut_store().append(&entries);
-        // A new commit index alone waits for the next write: a restarted voter learns it from the leader again.
+        // A new commit index alone waits for the next write: a restarted member learns it from the leader again.
         if ready.must_sync() {
             let records: Vec<_> = entries.iter().map(tail::record).collect();
             self.bytes_since_snapshot += records.iter().map(|record| record.data.len() + OVERHEAD).sum::<usize>();
             let write = Write { hard_state: self.node.store().hard_state(), records };
+            self.last_write = ready.number();
             outputs.persist.push((ready.number(), write));
         }
+        self.send_when_durable(ready.take_persisted_messages(), ready.must_sync(), outputs);
         self.node.advance_append_async(ready);
         self.apply(committed, outputs);
+    }
+
+    /// Sends what a follower answers: after everything that it says is durable.
+    fn send_when_durable(
+        &mut self,
+        messages: Vec<raft::eraftpb::Message>,
+        is_written: bool,
+        outputs: &mut Outputs<C, R>,
+    ) {
+        // The answer to a heartbeat says only that this member has heard it, and must not wait for a slow disk. An answer to an
+        // append may speak of entries whose write is on its way.
+        let is_at_once =
+            |message: &raft::eraftpb::Message| !is_written && message.msg_type == MessageType::MsgHeartbeatResponse;
+        let (at_once, later): (Vec<_>, Vec<_>) = messages.into_iter().partition(is_at_once);
+        outputs.messages.extend(at_once.into_iter().map(PeerMessage));
+        if !later.is_empty() {
+            self.unsent.push_back((self.last_write, later.into_iter().map(PeerMessage).collect()));
+        }
+    }
+
+    /// Continues from the snapshot that another member has sent.
+    fn install(&mut self, term: u64) {
+        let Some((index, machine, membership)) = self.received.take() else {
+            unreachable!("the consensus library knows only snapshots whose machine was received")
+        };
+        self.machine = machine;
+        self.applied = index;
+        self.bytes_since_snapshot = 0;
+        self.node.mut_store().restart(index, term, membership);
+        self.members_changed = true;
     }
 
     fn apply(&mut self, committed: Vec<Entry>, outputs: &mut Outputs<C, R>) {
@@ -259,25 +497,29 @@ impl<C, R> Replica<C, R> {
             }
             self.applied = index;
         }
-        self.node.advance_apply_to(self.applied);
-    }
-
-    fn apply_membership(&mut self, entry: &Entry) {
-        let mut change = ConfChange::default();
-        if protobuf::Message::merge_from_bytes(&mut change, &entry.data).is_ok()
-            && let Ok(voters) = self.node.apply_conf_change(&change)
-        {
-            self.node.mut_store().set_voters(voters);
+        if self.installing.is_none() {
+            self.node.advance_apply_to(self.applied);
         }
     }
 
-    /// Returns whether this voter has just become the leader: it is elected, and has applied an entry of its term.
-    fn note_leadership(&mut self) -> bool {
-        let leads = self.node.raft.state == StateRole::Leader;
-        let is_leader = leads && self.node.store().term(self.applied).is_ok_and(|term| term == self.node.raft.term);
-        let became_leader = is_leader && !self.is_leader;
+    /// Notes whether this member leads: it is elected, and has applied an entry of its term.
+    fn note_leadership(&mut self, outputs: &mut Outputs<C, R>) {
+        let elected_in = (self.node.raft.state == StateRole::Leader).then_some(self.node.raft.term);
+        if self.elected_in.is_some() && self.elected_in != elected_in {
+            self.is_leader = false;
+            let commands = self.proposed.drain(..).flat_map(|entry| entry.commands);
+            let commands = commands.map(|proposal| proposal.origin).collect();
+            let mut reads = std::mem::take(&mut self.pending_reads);
+            reads.extend(self.confirming.drain(..).flat_map(|(_, readers)| readers));
+            reads.extend(self.confirmed_reads.drain(..).flat_map(|(_, readers)| readers));
+            outputs.became_leader = false;
+            outputs.deposed = Some(Unfinished { commands, reads });
+        }
+        self.elected_in = elected_in;
+        let is_leader = elected_in
+            .is_some_and(|elected_in| self.node.store().term(self.applied).is_ok_and(|term| term == elected_in));
+        outputs.became_leader |= is_leader && !self.is_leader;
         self.is_leader = is_leader;
-        became_leader
     }
 
     fn confirm_reads(&mut self) {

@@ -17,8 +17,9 @@ impl Node {
     fn start(directory: &std::path::Path) -> Node {
         let disk = RealDisk::open(directory.to_owned()).unwrap();
         let (store, recovered) = Store::open_with(disk.clone(), None, 4096).unwrap();
-        let mut replica = Replica::new(1, &[1], 7, &recovered).unwrap();
-        replica.campaign();
+        let mut replica =
+            Replica::new(1, &Membership { voters: vec![1], ..Membership::default() }, 7, &recovered).unwrap();
+        replica.campaign_alone();
         let mut node = Node { replica, store, disk };
         node.run();
         assert!(node.replica.is_leader());
@@ -115,8 +116,9 @@ fn a_snapshot_replaces_the_log_before_it() {
     for number in 0..200 {
         node.acquire(session, &format!("lock/{number}")).unwrap();
         if let Some(compaction) = node.replica.compaction(2_000) {
-            let index = compaction.carry_out(&node.disk).unwrap();
-            node.replica.compacted(Some(index));
+            let compacted = compaction.carry_out(&node.disk).unwrap();
+            let index = compacted.index;
+            node.replica.compacted(Some(compacted));
             node.store.forget(index).unwrap();
         }
     }
@@ -125,4 +127,28 @@ fn a_snapshot_replaces_the_log_before_it() {
     assert!(files < 8, "{files} files are left");
     drop(node);
     assert_eq!(Node::start(directory.path()).replica.machine().snapshot(), before);
+}
+
+/// Another member's snapshot may become durable while this one makes its own.
+#[test]
+fn a_compaction_continues_from_a_snapshot_that_came_meanwhile() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut node = Node::start(directory.path());
+    let session = node.open();
+    // A second time each would take another token, and the release would not fit.
+    let take_and_release = |node: &mut Node, lock: &str| {
+        let Ok(Answer::Granted { token }) = node.acquire(session, lock) else { panic!("not granted") };
+        let lock = LockName::new(lock).unwrap();
+        node.carry_out(Command::Release { caller: None, lock, token }).unwrap();
+    };
+    (0..10).for_each(|_| take_and_release(&mut node, "a"));
+    let (index, membership) = (node.replica.applied(), node.replica.membership().clone());
+    let machine = node.replica.machine().snapshot();
+    (0..10).for_each(|_| take_and_release(&mut node, "b"));
+    let compaction = node.replica.compaction(0).unwrap();
+    let received = Snapshot { index, term: node.replica.term(), membership, machine };
+    crate::storage::write_received_snapshot(&node.disk, &received).unwrap();
+    compaction.carry_out(&node.disk).unwrap();
+    let made = crate::storage::read_snapshot(&node.disk).unwrap().unwrap();
+    assert_eq!((made.index, made.machine), (node.replica.applied(), node.replica.machine().snapshot()));
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use crate::replica::{Compaction, CompactionError};
+use crate::replica::{Compacted, Compaction, CompactionError};
 use crate::storage::disk::Disk;
 use crate::storage::{StorageError, Store, Watermark, Write, write_watermark};
 
@@ -22,8 +22,8 @@ pub(super) enum Written {
     UpTo(u64, Duration),
     /// A write failed: what is on the disk is unknown.
     Failed(StorageError),
-    /// A snapshot was made, up to this entry, or was not.
-    Compacted(Result<u64, CompactionError>),
+    /// A snapshot was made, or was not.
+    Compacted(Result<Compacted, CompactionError>),
 }
 
 enum Job {

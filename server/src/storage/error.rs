@@ -76,6 +76,15 @@ pub enum StorageError {
         /// The torn last write that was undone while the log was read.
         undone: Option<TornWrite>,
     },
+    /// The file that names the member is missing.
+    #[error(
+        "{directory} has a log and no file 'identity', which says whose log it is. Nothing was changed. Put back that file from \
+         any copy of this directory"
+    )]
+    NoIdentity {
+        /// Which directory.
+        directory: String,
+    },
     /// A service has used the directory, and its files were removed.
     #[error(
         "a service has used {directory} before, and its log and its watermark were removed: it would give its tokens \
@@ -108,6 +117,14 @@ pub enum StorageError {
         directory: String,
         /// The process that uses it.
         pid: String,
+    },
+    /// It is no backup that can be used.
+    #[error("{file} is not a backup that can be used: {what}")]
+    BadBackup {
+        /// Which file.
+        file: String,
+        /// The problem that was found.
+        what: String,
     },
     /// Another build wrote it.
     #[error(

@@ -2,25 +2,32 @@
 //!
 //! This module does not interpret entries. It reads everything once, when the node starts; afterwards it only writes.
 
+mod backup;
 mod dir_lock;
 pub mod disk;
 mod error;
 mod frame;
+mod identity;
 mod log;
+mod membership;
+mod small_file;
 mod snapshot;
 mod watermark;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+pub use backup::Backup;
 use disk::Disk;
 pub use error::{StorageError, TornWrite};
+pub use identity::{Identity, Stage};
 use log::Log;
+pub use membership::{Member, Membership};
 pub use snapshot::Snapshot;
 pub use watermark::Watermark;
 
 /// The version of the files' format.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 4;
 
 /// How large a segment of the log is, unless one frame needs more.
 const SEGMENT: usize = 16 << 20;
@@ -99,13 +106,13 @@ impl<D: Disk> Store<D> {
         raise_above: Option<u64>,
         segment_size: usize,
     ) -> Result<(Store<D>, Recovered), StorageError> {
-        let watermark = watermark::read(&disk)?;
+        let watermark = read_watermark(&disk)?;
         let (log, mut recovered) = read_log(&disk, segment_size).map_err(|error| error.advise(watermark))?;
         recovered.watermark = match watermark {
             Some(watermark) => watermark,
             // The watermark is written before the first entry.
             None if log.is_new() && recovered.snapshot.is_none() => {
-                watermark::write(&disk, Watermark::default())?;
+                watermark::FILE.write(&disk, &Watermark::default())?;
                 Watermark::default()
             }
             None if raise_above.is_some() => Watermark::default(),
@@ -144,12 +151,12 @@ impl<D: Disk> Store<D> {
 }
 
 fn read_log<D: Disk>(disk: &D, segment_size: usize) -> Result<(Log<D>, Recovered), StorageError> {
+    snapshot::remove_unfinished(disk)?;
     let mut recovered = Recovered { snapshot: snapshot::read(disk)?, ..Recovered::default() };
-    let base = recovered.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
     let log = Log::open(disk.clone(), segment_size, |body| {
         let write: Write = postcard::from_bytes(body).map_err(|error| error.to_string())?;
         let last = write.records.last().map_or(0, |record| record.index);
-        recovered.apply(write, base)?;
+        recovered.apply(write)?;
         Ok(last)
     })?;
     Ok((log, recovered))
@@ -163,13 +170,40 @@ fn remove<D: Disk>(disk: &D, name: &str) -> std::io::Result<()> {
     }
 }
 
+/// Reads the token watermark; `None` in a directory that has none.
+///
+/// # Errors
+///
+/// It cannot be read, or is damaged.
+pub fn read_watermark<D: Disk>(disk: &D) -> Result<Option<Watermark>, StorageError> {
+    watermark::FILE.read(disk)
+}
+
 /// Replaces the token watermark, durably. May be done while the log is being written.
 ///
 /// # Errors
 ///
 /// The I/O error. The node must stop: it cannot tell which watermark the disk has.
 pub fn write_watermark<D: Disk>(disk: &D, watermark: Watermark) -> Result<(), StorageError> {
-    watermark::write(disk, watermark)
+    watermark::FILE.write(disk, &watermark)
+}
+
+/// Reads the identity of a directory; `None` if it has none.
+///
+/// # Errors
+///
+/// It cannot be read, or is damaged.
+pub fn read_identity<D: Disk>(disk: &D) -> Result<Option<Identity>, StorageError> {
+    identity::FILE.read(disk)
+}
+
+/// Writes the identity of a directory, durably.
+///
+/// # Errors
+///
+/// The I/O error.
+pub fn write_identity<D: Disk>(disk: &D, identity: &Identity) -> Result<(), StorageError> {
+    identity::FILE.write(disk, identity)
 }
 
 /// Writes a snapshot, durably, and removes older ones. May be done while the log is being written.
@@ -179,6 +213,15 @@ pub fn write_watermark<D: Disk>(disk: &D, watermark: Watermark) -> Result<(), St
 /// The I/O error. The older snapshot is still there.
 pub fn write_snapshot<D: Disk>(disk: &D, snapshot: &Snapshot) -> Result<(), StorageError> {
     snapshot::write(disk, snapshot)
+}
+
+/// Writes a snapshot that another node has sent, as [`write_snapshot`] does. May be done while this node writes one of its own.
+///
+/// # Errors
+///
+/// The I/O error. The older snapshot is still there.
+pub fn write_received_snapshot<D: Disk>(disk: &D, snapshot: &Snapshot) -> Result<(), StorageError> {
+    snapshot::write_received(disk, snapshot)
 }
 
 /// Reads the newest snapshot.
@@ -193,14 +236,21 @@ pub fn read_snapshot<D: Disk>(disk: &D) -> Result<Option<Snapshot>, StorageError
 impl Recovered {
     /// Returns the index of the last entry, in the snapshot or after it.
     pub fn last_index(&self) -> u64 {
-        let base = self.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
-        self.records.last().map_or(base, |record| record.index)
+        self.records.last().map_or(self.base().0, |record| record.index)
     }
 
-    fn apply(&mut self, write: Write, base: u64) -> Result<(), String> {
+    /// The last entry in the snapshot, and its term.
+    fn base(&self) -> (u64, u64) {
+        self.snapshot.as_ref().map_or((0, 0), |snapshot| (snapshot.index, snapshot.term))
+    }
+
+    fn apply(&mut self, write: Write) -> Result<(), String> {
+        let (base, base_term) = self.base();
         self.hard_state = write.hard_state;
         for record in write.records {
-            if record.index <= base {
+            // Terms never fall along a log. An entry after the snapshot with a lower term was never committed, and was in the log
+            // when another node's snapshot replaced it.
+            if record.index <= base || record.term < base_term {
                 continue;
             }
             let next = self.records.last().map_or(base, |last| last.index) + 1;

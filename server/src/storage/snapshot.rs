@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::disk::{Disk, DiskFile};
 use super::error::StorageError;
 use super::log::HeaderError;
+use super::membership::Membership;
 use super::remove;
 
 const MAGIC: [u8; 8] = *b"PLSDSNP\n";
@@ -14,6 +15,8 @@ const MAGIC: [u8; 8] = *b"PLSDSNP\n";
 const HEADER: usize = 24;
 /// A snapshot that is being written.
 const UNFINISHED: &str = "snapshot.new";
+/// A snapshot of another node that is being written.
+const RECEIVED: &str = "snapshot.received";
 
 /// The state as of one entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,8 +25,8 @@ pub struct Snapshot {
     pub index: u64,
     /// That entry's term.
     pub term: u64,
-    /// The voters.
-    pub voters: Vec<u64>,
+    /// The members as of that entry.
+    pub membership: Membership,
     /// The machine.
     pub machine: Vec<u8>,
 }
@@ -34,23 +37,39 @@ fn name(index: u64) -> String {
 
 /// Makes a snapshot durable, then removes older ones.
 pub(super) fn write<D: Disk>(disk: &D, snapshot: &Snapshot) -> Result<(), StorageError> {
-    let failed = |what| move |source| StorageError::io(what, disk.path(UNFINISHED), source);
+    write_as(disk, snapshot, UNFINISHED)
+}
+
+/// Makes a snapshot of another node durable, then removes older ones.
+pub(super) fn write_received<D: Disk>(disk: &D, snapshot: &Snapshot) -> Result<(), StorageError> {
+    write_as(disk, snapshot, RECEIVED)
+}
+
+fn write_as<D: Disk>(disk: &D, snapshot: &Snapshot, unfinished: &str) -> Result<(), StorageError> {
+    let failed = |what| move |source| StorageError::io(what, disk.path(unfinished), source);
     let body = postcard::to_allocvec(snapshot).map_err(io::Error::other).map_err(failed("encode"))?;
-    remove(disk, UNFINISHED).map_err(failed("remove"))?;
-    let mut file = disk.create(UNFINISHED).map_err(failed("create"))?;
+    remove(disk, unfinished).map_err(failed("remove"))?;
+    let mut file = disk.create(unfinished).map_err(failed("create"))?;
     file.write_at(&header(&body), 0).map_err(failed("write"))?;
     file.write_at(&body, HEADER as u64).map_err(failed("write"))?;
     file.sync().map_err(failed("flush"))?;
-    disk.rename(UNFINISHED, &name(snapshot.index)).and_then(|()| disk.sync()).map_err(failed("name"))?;
+    disk.rename(unfinished, &name(snapshot.index)).and_then(|()| disk.sync()).map_err(failed("name"))?;
     for old in all(disk)?.into_iter().filter(|old| *old < name(snapshot.index)) {
         remove(disk, &old).map_err(failed("remove"))?;
     }
     Ok(())
 }
 
+/// Removes the snapshots that were not finished when the node stopped.
+pub(super) fn remove_unfinished<D: Disk>(disk: &D) -> Result<(), StorageError> {
+    for name in [UNFINISHED, RECEIVED] {
+        remove(disk, name).map_err(|source| StorageError::io("remove", disk.path(name), source))?;
+    }
+    Ok(())
+}
+
 /// Reads the newest snapshot.
 pub(super) fn read<D: Disk>(disk: &D) -> Result<Option<Snapshot>, StorageError> {
-    remove(disk, UNFINISHED).map_err(|source| StorageError::io("remove", disk.path(UNFINISHED), source))?;
     let Some(name) = all(disk)?.pop() else { return Ok(None) };
     let bytes = disk.read(&name).map_err(|source| StorageError::io("read", disk.path(&name), source))?;
     let body = check(&bytes).map_err(|wrong| wrong.of(disk.path(&name)))?;

@@ -75,7 +75,7 @@ impl TestServer {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             tokio::task::LocalSet::new().block_on(&runtime, async move {
                 let resp = tokio::net::TcpListener::from_std(resp).expect("a listener");
-                let listeners = Listeners { resp, http: Some(Http { bounds, ..Http::new(http) }) };
+                let listeners = Listeners { resp, http: Some(Http { bounds, ..Http::new(http) }), peers: None };
                 tokio::select! {
                     ended = serve(config, listeners) => panic!("the service ended: {ended:?}"),
                     _ = stopped => {}

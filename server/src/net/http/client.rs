@@ -1,8 +1,8 @@
 //! The client of a connection, and its authentication. No other module authenticates HTTP clients.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::extract::{Request, State};
 use axum::http::header::AUTHORIZATION;
@@ -14,6 +14,7 @@ use base64::prelude::BASE64_STANDARD;
 
 use super::host;
 use super::problem::Problem;
+use super::relay::LeaderConnection;
 use super::socket::Socket;
 use crate::access::Users;
 use crate::net::audit::Audit;
@@ -21,6 +22,7 @@ use crate::net::connection_limit::{ConnectionPermit, TooManyConnections};
 use crate::net::login::{LoginError, MAX_WRONG_SECRETS, WRONG_SECRET_DELAY, log_in};
 use crate::net::rate_limit::RateLimiters;
 use crate::node::{Principal, Protocol, RequestContext};
+use crate::peers::RelayedClient;
 
 /// One connection and its client.
 pub(super) struct Client {
@@ -30,11 +32,19 @@ pub(super) struct Client {
     audit: Audit,
     wrong_secrets: AtomicU32,
     permit: ConnectionPermit,
-    socket: Socket,
+    /// `None` if another node relays the client. That node notices a disconnect, and closes the relayed connection.
+    socket: Option<Socket>,
+    /// The connection to the node that leads, between two requests that are relayed there.
+    leader: Mutex<Option<LeaderConnection>>,
 }
 
 impl Client {
-    pub(super) fn new(peer: SocketAddr, limiters: &RateLimiters, permit: ConnectionPermit, socket: Socket) -> Client {
+    pub(super) fn new(
+        peer: SocketAddr,
+        limiters: &RateLimiters,
+        permit: ConnectionPermit,
+        socket: Option<Socket>,
+    ) -> Client {
         Client {
             peer,
             certified: None,
@@ -42,6 +52,7 @@ impl Client {
             wrong_secrets: AtomicU32::new(0),
             permit,
             socket,
+            leader: Mutex::default(),
         }
     }
 
@@ -75,13 +86,33 @@ impl Client {
     pub(super) async fn until_cut_off(&self) {
         tokio::select! {
             () = self.permit.displaced() => {}
-            () = self.socket.reset() => {}
+            () = on_socket(self.socket.as_ref(), Socket::reset) => {}
         }
+    }
+
+    /// Returns whether another node relays this client.
+    pub(super) fn is_relayed(&self) -> bool {
+        self.socket.is_none()
+    }
+
+    /// Describes the client to the node that leads.
+    pub(super) fn to_relayed(&self) -> RelayedClient {
+        RelayedClient { address: self.peer, user: self.certified.clone() }
+    }
+
+    /// Takes the connection to the leader that the last relayed request has left.
+    pub(super) fn take_leader(&self) -> Option<LeaderConnection> {
+        self.leader.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Keeps a connection to the leader for the next request.
+    pub(super) fn keep_leader(&self, connection: LeaderConnection) {
+        *self.leader.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
     }
 
     /// Waits until the client has closed its side.
     pub(super) async fn closed(&self) {
-        self.socket.closed().await;
+        on_socket(self.socket.as_ref(), Socket::closed).await;
     }
 
     /// Authenticates by the request's `Authorization` or the connection's certificate.
@@ -119,6 +150,14 @@ impl Client {
     /// Returns whether it has sent too many wrong secrets.
     fn has_too_many_wrong_secrets(&self) -> bool {
         self.wrong_secrets.load(Ordering::Relaxed) >= MAX_WRONG_SECRETS
+    }
+}
+
+/// Waits for an event of a socket. Waits without end without a socket.
+async fn on_socket(socket: Option<&Socket>, event: impl AsyncFn(&Socket)) {
+    match socket {
+        Some(socket) => event(socket).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -174,7 +213,7 @@ pub(super) async fn authenticate(
 }
 
 /// Closes the connection after this response.
-fn closing(mut response: Response) -> Response {
+pub(super) fn closing(mut response: Response) -> Response {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }

@@ -13,7 +13,7 @@ use super::problem::Problem;
 use super::shapes::Health;
 use super::{App, metrics};
 use crate::net::handle::ServiceHandle;
-use crate::node::RequestContext;
+use crate::node::{NodeReport, RequestContext};
 
 /// A write that takes longer than this is not expected to succeed.
 const LONGEST_WRITE: Duration = Duration::from_secs(5);
@@ -24,7 +24,7 @@ pub(super) async fn healthz() -> Answer<Health> {
     Answer(Health { ok: true })
 }
 
-/// Returns whether requests can be sent here: this node leads, and no write hangs.
+/// Returns whether requests can be sent here: this node leads or relays them to the node that does, and no write hangs.
 #[utoipa::path(
     get, path = "/readyz", tag = "operation",
     responses((status = 200, body = Health), (status = 503, body = Problem, content_type = "application/problem+json"))
@@ -34,12 +34,20 @@ pub(super) async fn readyz(State(app): State<App>) -> Result<Answer<Health>, Pro
         .within(Duration::ZERO, app.service.report())
         .await
         .map_err(|_| Problem::not_ready("the service's thread does not answer: it hangs, or has ended"))?;
-    // A leader has applied an entry of its own term, so it has written.
-    if !report.node.is_leader {
-        return Err(Problem::not_ready("this node does not lead"));
+    let NodeReport { is_leader, cluster, oldest_write, .. } = &report.node;
+    match cluster.leader {
+        // A leader has applied an entry of its own term, so it has written.
+        _ if *is_leader => {}
+        Some(leader) if leader != cluster.member => {}
+        Some(_) => return Err(Problem::not_ready("this node was elected, and is about to lead")),
+        None => {
+            return Err(Problem::not_ready(
+                "this node knows no leader: it cannot reach a majority of the nodes, or they elect one",
+            ));
+        }
     }
-    match report.node.oldest_write {
-        Some(age) if age > LONGEST_WRITE => {
+    match oldest_write {
+        Some(age) if *age > LONGEST_WRITE => {
             Err(Problem::not_ready(format!("a write has not become durable for {} ms", age.as_millis())))
         }
         _ => Ok(Answer(Health { ok: true })),

@@ -1,5 +1,6 @@
 //! Accepts connections: limited, within a time limit, with TLS if the service has it.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -7,28 +8,32 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use axum::response::IntoResponse;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
 use super::Bounds;
-use super::client::Client;
+use super::client::{Client, closing};
 use super::problem::Problem;
 use super::socket::Socket;
 use super::traffic::Traffic;
 use crate::access::Users;
 use crate::net::bounds::Bounds as ServiceBounds;
-use crate::net::connection_limit::ConnectionLimit;
+use crate::net::connection_limit::{ConnectionLimit, ConnectionPermit};
 use crate::net::hangup::enable_keepalive;
 use crate::net::rate_limit::RateLimiters;
+use crate::net::server::RelayedConnection;
 use crate::net::unread::SHARE;
-use crate::tls::Tls;
+use crate::peers::RelayedClient;
+use crate::tls::{Accepted, Tls};
 
 /// How long a client that did not log in in time may take to read its last response.
 const LINGER: Duration = Duration::from_secs(1);
@@ -52,20 +57,28 @@ impl Shared {
     }
 }
 
-pub(super) async fn accept(listener: TcpListener, shared: Shared) {
+pub(super) async fn accept(listener: TcpListener, mut relayed: mpsc::Receiver<RelayedConnection>, shared: Shared) {
     let (most, is_guarded) = (shared.bounds.connections, shared.is_guarded());
     let bounds = shared.service_bounds.of_connections(most, (most / SHARE).max(1), is_guarded);
     let connections = ConnectionLimit::new(bounds, true);
     let shared = Arc::new(shared);
     loop {
-        match listener.accept().await {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some((stream, client)) = relayed.recv() => {
+                let permit = connections.enter(client.address.ip());
+                tokio::spawn(serve_relayed(shared.clone(), stream, client, permit));
+                continue;
+            }
+        };
+        match accepted {
             Ok((stream, peer)) => match connections.enter(peer.ip()) {
                 Some(permit) => {
                     // Without it responses only take longer.
                     drop(stream.set_nodelay(true));
                     enable_keepalive(&stream);
                     let socket = Socket::new(stream);
-                    let client = Client::new(peer, &shared.limiters, permit, socket.clone());
+                    let client = Client::new(peer, &shared.limiters, permit, Some(socket.clone()));
                     tokio::spawn(serve(shared.clone(), socket, peer, client));
                 }
                 None => reject_connection(&shared, &stream),
@@ -99,7 +112,7 @@ async fn serve(shared: Arc<Shared>, socket: Socket, peer: SocketAddr, mut client
     stream.set_write_timeout(Some(shared.bounds.stall));
     let stream = Box::pin(stream);
     let served = match &shared.tls {
-        None => serve_requests(&shared, stream, client).await,
+        None => serve_requests(&shared, stream, client, shared.bounds.head).await,
         Some(tls) => {
             let handshaken = tokio::select! {
                 handshaken = handshake(tls, shared.service_bounds.greeting, stream) => handshaken,
@@ -108,7 +121,7 @@ async fn serve(shared: Arc<Shared>, socket: Socket, peer: SocketAddr, mut client
             match handshaken {
                 Ok((stream, certified)) => {
                     client.set_certified(certified);
-                    serve_requests(&shared, stream, client).await
+                    serve_requests(&shared, stream, client, shared.bounds.head).await
                 }
                 Err(why) => return client.audit().tls_failed(&why),
             }
@@ -117,6 +130,39 @@ async fn serve(shared: Arc<Shared>, socket: Socket, peer: SocketAddr, mut client
     if let Err(error) = served {
         tracing::debug!(%error, %peer, "a connection ended badly");
     }
+}
+
+/// Serves a client whose connection another node relays.
+async fn serve_relayed(
+    shared: Arc<Shared>,
+    stream: Accepted,
+    relayed: RelayedClient,
+    permit: Option<ConnectionPermit>,
+) {
+    enable_keepalive(stream.socket());
+    let mut stream = TimeoutStream::new(stream.boxed());
+    stream.set_write_timeout(Some(shared.bounds.stall));
+    let stream = Box::pin(stream);
+    let Some(permit) = permit else { return refuse_relayed(&shared, stream).await };
+    let _counted = shared.traffic.clone().connected();
+    let peer = relayed.address;
+    let mut client = Client::new(peer, &shared.limiters, permit, None);
+    client.set_certified(relayed.user);
+    // The other node disconnects an idle client first, so that no request meets a connection that is just being closed.
+    if let Err(error) = serve_requests(&shared, stream, client, 2 * shared.bounds.head).await {
+        tracing::debug!(%error, %peer, "a relayed connection ended badly");
+    }
+}
+
+/// Answers the first request of a relayed client, because there are too many connections.
+async fn refuse_relayed(shared: &Shared, stream: impl AsyncRead + AsyncWrite + Unpin + Send) {
+    let most = shared.bounds.connections;
+    let service = service_fn(async |_: hyper::Request<Incoming>| {
+        Ok::<_, Infallible>(closing(Problem::too_many_connections(most).into_response()))
+    });
+    let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+    // An error or the time-out only closes the connection.
+    drop(timeout(LINGER, connection).await);
 }
 
 type Plain = Pin<Box<TimeoutStream<Socket>>>;
@@ -141,6 +187,7 @@ async fn serve_requests(
     shared: &Shared,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     client: Client,
+    idle: Duration,
 ) -> hyper::Result<()> {
     let client = Arc::new(client);
     let service = service_fn(|mut request: hyper::Request<Incoming>| {
@@ -152,7 +199,7 @@ async fn serve_requests(
         shared.router.clone().oneshot(request.map(Body::new))
     });
     let mut protocol = http1::Builder::new();
-    protocol.timer(TokioTimer::new()).header_read_timeout(shared.bounds.head).max_buf_size(32 << 10);
+    protocol.timer(TokioTimer::new()).header_read_timeout(idle).max_buf_size(32 << 10);
     let mut connection = pin!(protocol.serve_connection(TokioIo::new(stream), service));
     let mut login_deadline = pin!(tokio::time::sleep(shared.service_bounds.greeting));
     let mut is_login_over = shared.users.is_none();

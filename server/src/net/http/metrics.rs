@@ -1,4 +1,5 @@
-//! The metrics in the text format of Prometheus. No label holds text of a client.
+//! The metrics in the text format of Prometheus. No label holds text of a client; the names of nodes come from the
+//! configuration.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
@@ -6,6 +7,7 @@ use std::fmt::{Display, Write};
 use super::traffic::Counts;
 use crate::net::handle::ServiceReport;
 use crate::node::{Histogram, NodeReport};
+use crate::replica::Follower;
 
 /// The text, while it is being written.
 struct Text(String);
@@ -58,6 +60,7 @@ pub(super) fn render(report: &ServiceReport, traffic: &Counts, connections: u64)
     let mut text = Text(String::new());
     locks(&mut text, &report.node);
     commits(&mut text, &report.node);
+    cluster(&mut text, &report.node, report.connected_members);
     clients(&mut text, report, traffic, connections);
     text.0
 }
@@ -83,7 +86,6 @@ fn locks(text: &mut Text, node: &NodeReport) {
 }
 
 fn commits(text: &mut Text, node: &NodeReport) {
-    text.one("palisade_leads", "gauge", "Whether this node leads.", u8::from(node.is_leader));
     let help = "From when a write is handed to the writing thread until it is durable.";
     text.head("palisade_commit_seconds", "histogram", help);
     text.histogram("palisade_commit_seconds", "", &node.metrics.commits);
@@ -91,8 +93,30 @@ fn commits(text: &mut Text, node: &NodeReport) {
     text.histogram("palisade_batch_commands", "", &node.metrics.batches);
 }
 
+fn cluster(text: &mut Text, node: &NodeReport, connected_members: usize) {
+    let (metrics, cluster) = (&node.metrics, &node.cluster);
+    text.one("palisade_leads", "gauge", "Whether this node leads.", u8::from(node.is_leader));
+    text.one("palisade_term", "gauge", "The latest term that this node knows.", cluster.term);
+    let help = "How often this node has learned of a new leader, itself or another node.";
+    text.one("palisade_leader_changes_total", "counter", help, metrics.leader_changes);
+    text.one("palisade_last_index", "gauge", "The last entry of this node's log.", cluster.last_index);
+    text.one("palisade_applied_index", "gauge", "The last entry that this node has applied.", cluster.applied);
+    let help = "Other nodes that this node has a connection to.";
+    text.one("palisade_connected_nodes", "gauge", help, connected_members);
+    let help = "Entries that another node has not written yet, if this node leads.";
+    let lag = cluster.followers.iter().map(|Follower { member: id, matched: written, .. }| {
+        let name = cluster.membership.members.get(id).map_or_else(|| format!("{id:x}"), |member| member.name.clone());
+        (format!("node=\"{}\"", escaped(&name)), cluster.last_index.saturating_sub(*written))
+    });
+    text.metric("palisade_node_lag_entries", "gauge", help, lag);
+    let help = "Snapshots that this node has sent to another one.";
+    text.one("palisade_snapshots_sent_total", "counter", help, metrics.snapshots_sent);
+    let help = "Snapshots that this node has received from another one.";
+    text.one("palisade_snapshots_received_total", "counter", help, metrics.snapshots_received);
+}
+
 fn clients(text: &mut Text, report: &ServiceReport, traffic: &Counts, connections: u64) {
-    let ServiceReport { node, resp } = report;
+    let ServiceReport { node, resp, .. } = report;
     let metrics = &node.metrics;
     let both = [(protocol("resp"), resp.connections), (protocol("http"), connections)];
     text.metric("palisade_connections", "gauge", "Connections open now.", both);
@@ -109,6 +133,11 @@ fn clients(text: &mut Text, report: &ServiceReport, traffic: &Counts, connection
         (format!("method=\"{method}\",path=\"{path}\",status=\"{status}\""), *count)
     });
     text.metric("palisade_http_requests_total", "counter", "Requests answered over HTTP.", requests);
+}
+
+/// Escapes the value of a label.
+fn escaped(value: &str) -> String {
+    value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
 }
 
 fn protocol(name: &str) -> String {

@@ -11,6 +11,7 @@ mod listener;
 mod locks;
 mod metrics;
 mod problem;
+mod relay;
 mod routes;
 mod sessions;
 mod shapes;
@@ -25,7 +26,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::handle::{ServiceHandle, Unavailable};
 use super::server::Server;
@@ -102,6 +103,9 @@ impl Default for Bounds {
         }
     }
 }
+
+/// How many connections of relayed clients wait for the HTTP thread at most.
+const RELAYED_BACKLOG: usize = 1024;
 
 /// What every handler needs.
 #[derive(Clone)]
@@ -186,14 +190,17 @@ pub(crate) fn start(http: Http, service: ServiceHandle, server: &Server) -> io::
     let (users, tls) = (server.users.clone(), server.tls.clone());
     let is_open = users.is_none() && tls.is_none();
     let authenticator = Authenticator { users: users.clone(), hosts: is_open.then(|| http.hosts.into()) };
-    let router = routes::router(service, bounds, traffic.clone(), authenticator, server.signer.clone());
+    let dialer = server.relay().map(|relay| relay.leader_dialer());
+    let router = routes::router(service, bounds, traffic.clone(), authenticator, server.signer.clone(), dialer);
+    let (sender, relayed) = mpsc::channel(RELAYED_BACKLOG);
+    server.set_relayed_http(sender);
     let (service_bounds, limiters) = (server.bounds.clone(), server.limiters.clone());
     let shared = Shared { users, tls, service_bounds, bounds, router, traffic, limiters };
     let (stop, stopped) = oneshot::channel();
     let thread = thread::Builder::new().name("palisade-http".to_owned()).spawn(move || {
         runtime.block_on(async {
             tokio::select! {
-                () = listener::accept(listener, shared) => {}
+                () = listener::accept(listener, relayed, shared) => {}
                 _ = stopped => {}
             }
         });

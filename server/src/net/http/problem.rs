@@ -159,6 +159,17 @@ impl Problem {
         Problem::new("UNAVAILABLE", "the service did not answer in time; it is not known whether anything was done")
     }
 
+    pub(super) fn leader_unreachable(error: &std::io::Error) -> Problem {
+        let why = format!("the node that leads cannot be reached ({error}): nothing was done; ask again soon");
+        Problem::new("UNAVAILABLE", why)
+    }
+
+    pub(super) fn relay_broken() -> Problem {
+        let why = "the connection to the node that leads broke, or another node leads now; it is not known whether anything \
+                   was done";
+        Problem::new("UNAVAILABLE", why)
+    }
+
     pub(super) fn not_signing() -> Problem {
         Problem::new("NOTSIGNING", NOT_SIGNING)
     }

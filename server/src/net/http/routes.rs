@@ -10,9 +10,11 @@ use utoipa_axum::routes;
 
 use super::client::Authenticator;
 use super::problem::Problem;
+use super::relay::{self, RelayConfig};
 use super::traffic::{self, RequestLimit, Traffic};
 use super::{App, Bounds, access, client, elections, health, locks, sessions, shapes, sign, watch};
 use crate::net::handle::ServiceHandle;
+use crate::peers::LeaderDialer;
 use crate::sign::Signer;
 
 #[derive(OpenApi)]
@@ -51,7 +53,7 @@ fn watching() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(watch::watch))
 }
 
-/// Requests of operators, which no limit applies to.
+/// Requests of operators about this node, which no limit applies to. They are never relayed.
 fn operation() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(health::healthz))
@@ -66,14 +68,20 @@ pub(super) fn router(
     traffic: Arc<Traffic>,
     authenticator: Authenticator,
     signer: Option<Signer>,
+    dialer: Option<LeaderDialer>,
 ) -> Router {
     let admit = |most| from_fn_with_state((RequestLimit::new(most), bounds), traffic::admit);
+    let authenticate = from_fn_with_state(authenticator, client::authenticate);
+    let relay = |may_wait| from_fn_with_state(RelayConfig { dialer: dialer.clone(), bounds, may_wait }, relay::relay);
+    // The node that leads authenticates and limits what is relayed to it.
+    let at_once = at_once().layer(admit(bounds.at_once)).layer(authenticate.clone()).layer(relay(false));
+    let waiting = waiting().layer(admit(bounds.waiting)).layer(authenticate.clone()).layer(relay(true));
+    let watching = watching().layer(admit(bounds.watching)).layer(authenticate.clone()).layer(relay(true));
     let (router, mut description) = OpenApiRouter::with_openapi(Description::openapi())
-        .merge(at_once().layer(admit(bounds.at_once)))
-        .merge(waiting().layer(admit(bounds.waiting)))
-        .merge(watching().layer(admit(bounds.watching)))
-        .merge(OpenApiRouter::new().routes(routes!(health::numbers)))
-        .layer(from_fn_with_state(authenticator, client::authenticate))
+        .merge(at_once)
+        .merge(waiting)
+        .merge(watching)
+        .merge(OpenApiRouter::new().routes(routes!(health::numbers)).layer(authenticate))
         .merge(operation())
         .split_for_parts();
     access::describe(&mut description);

@@ -6,7 +6,8 @@ use palisade_core::{
 use smallvec::SmallVec;
 use thiserror::Error;
 
-use crate::request::{AcquireRequest, Holder, Query, Request};
+use crate::request::{AcquireRequest, ClusterRequest, Holder, Query, Request};
+use crate::storage::Member;
 
 /// A command, parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +15,8 @@ use crate::request::{AcquireRequest, Holder, Query, Request};
 pub enum Command {
     /// A request for the node.
     Request(Request),
+    /// A request about the nodes of the cluster.
+    Cluster(ClusterRequest),
     Hello {
         version: Option<u64>,
         auth: Option<(Vec<u8>, Vec<u8>)>,
@@ -105,6 +108,11 @@ pub(crate) const USAGES: &[(&str, &str)] = &[
     ("TOKENS RAISE", "TOKENS RAISE above"),
     ("CAMPAIGN", "CAMPAIGN name SESSION id|TTL ms VALUE value [WAIT ms] [REQ n] [ASYNC]"),
     ("OBSERVE", "OBSERVE name"),
+    ("CLUSTER STATUS", "CLUSTER STATUS"),
+    ("CLUSTER ADD", "CLUSTER ADD node host:port"),
+    ("CLUSTER REMOVE", "CLUSTER REMOVE node"),
+    ("CLUSTER TRANSFER", "CLUSTER TRANSFER [node]"),
+    ("CLUSTER BACKUP", "CLUSTER BACKUP [number FROM byte]"),
 ];
 
 /// Commands that users of Redis try, and what to use in their place.
@@ -285,6 +293,7 @@ fn parse(reader: &mut Reader<'_>) -> Result<Command, BadRequest> {
         "CAMPAIGN" => Command::Request(campaign(reader)?),
         "OBSERVE" => Command::Request(Request::Query(Query::Leader { lock: reader.lock()? })),
         "TOKENS RAISE" => Command::Request(Request::RaiseTokens { above: reader.parsed("token", Token::new)? }),
+        command if command.starts_with("CLUSTER") => Command::Cluster(cluster(reader)?),
         command if command.starts_with("SESSION") => Command::Request(session(reader)?),
         _ => Command::Request(lock(reader)?),
     })
@@ -321,6 +330,32 @@ fn session(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
         "SESSION CLOSE" => Request::CloseSession { session: reader.session()? },
         _ => Request::Attach { session: reader.session()? },
     })
+}
+
+fn cluster(reader: &mut Reader<'_>) -> Result<ClusterRequest, BadRequest> {
+    Ok(match reader.command {
+        "CLUSTER STATUS" => ClusterRequest::Status,
+        "CLUSTER ADD" => ClusterRequest::Add { name: node(reader)?, address: reader.text("address")?.to_owned() },
+        "CLUSTER REMOVE" => ClusterRequest::Remove { name: node(reader)? },
+        "CLUSTER TRANSFER" if reader.words.is_empty() => ClusterRequest::Transfer { name: None },
+        "CLUSTER TRANSFER" => ClusterRequest::Transfer { name: Some(node(reader)?) },
+        _ if reader.words.is_empty() => ClusterRequest::Backup,
+        _ => {
+            let number = reader.number("backup")?;
+            if !reader.take("FROM") {
+                return Err(usage(reader.command));
+            }
+            ClusterRequest::ReadBackup { number, from: reader.number("byte")? }
+        }
+    })
+}
+
+fn node(reader: &mut Reader<'_>) -> Result<String, BadRequest> {
+    let name = reader.text("node")?;
+    match Member::check_name(name) {
+        Ok(()) => Ok(name.to_owned()),
+        Err(why) => Err(bad("node", name.as_bytes(), why)),
+    }
 }
 
 fn lock(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {

@@ -13,13 +13,13 @@ use super::frame::{self, Bounds as FrameBounds};
 use super::login::no_auth;
 use super::transport::Transport;
 use super::writer::ReplyWriter;
-use super::{Command, Reply, Version, command, info};
+use super::{Command, Reply, Version, cluster, command, info, render};
 use crate::access::Verb;
 use crate::net::audit::Audit;
 use crate::net::connection_limit::ConnectionPermit;
 use crate::net::server::{Recipient, Server};
-use crate::node::{ConnectionId, Input, Principal, RequestContext, RequestId};
-use crate::request::Request;
+use crate::node::{ConnectionId, Input, Principal, Refused, RequestContext, RequestId, check_cluster};
+use crate::request::{ClusterRequest, Request};
 
 /// No further command is carried out while the client has this many unread bytes.
 const UNREAD_BEFORE_READING: usize = 1 << 20;
@@ -47,6 +47,8 @@ pub(super) struct Connection {
     accepted_at: Instant,
     pub(super) is_over: bool,
     pub(super) failed_logins: u32,
+    /// Whether the client is connected to another node, which relays what it sends.
+    pub(super) is_relayed: bool,
     pub(super) permit: ConnectionPermit,
 }
 
@@ -101,6 +103,7 @@ impl Connection {
             accepted_at: Instant::now(),
             is_over: false,
             failed_logins: 0,
+            is_relayed: false,
             permit,
         }
     }
@@ -344,6 +347,7 @@ impl Connection {
         let number = self.writer.begin();
         let reply = match command {
             Command::Request(request) => return self.request(number, request),
+            Command::Cluster(request) => self.administer(request).await,
             Command::Auth { user, secret } => {
                 let logged_in = self.log_in(user.as_deref().unwrap_or_default(), &secret).await;
                 logged_in.err().unwrap_or(Reply::Simple("OK"))
@@ -388,6 +392,25 @@ impl Connection {
         self.server.request(RequestId { connection: self.id, number }, request);
     }
 
+    /// Carries out an operator's request. The others of this connection wait for it.
+    async fn administer(&mut self, request: ClusterRequest) -> Reply {
+        let principal = self.writer.principal();
+        if let Err(refused) = check_cluster(&principal, &request) {
+            if let Refused::Denied(why) = &refused {
+                self.writer.audit().denied(principal.user_name().unwrap_or_default(), why);
+            }
+            return render::refused(&refused, false);
+        }
+        let Some(admin) = self.server.admin() else {
+            return Reply::Error("REFUSED", "this service has just begun; try again".to_owned());
+        };
+        let result = admin.administer(request.clone()).await;
+        if result.is_ok() && !matches!(request, ClusterRequest::Status | ClusterRequest::ReadBackup { .. }) {
+            self.writer.audit().administered(&request);
+        }
+        cluster::reply(result)
+    }
+
     async fn hello(&mut self, version: Option<u64>, auth: Option<(Vec<u8>, Vec<u8>)>) -> Reply {
         if version.is_some_and(|version| !matches!(version, 2 | 3)) {
             return Reply::Error("NOPROTO", "versions 2 and 3 of the protocol are spoken here".to_owned());
@@ -411,7 +434,10 @@ impl Connection {
             ("version", Reply::Text(env!("CARGO_PKG_VERSION"))),
             ("proto", Reply::Number(proto)),
             ("mode", Reply::Text("standalone")),
-            ("role", Reply::Text("master")),
+            ("role", Reply::Text(if self.server.with_node(|node| node.is_leader()) { "master" } else { "replica" })),
+            ("term", Reply::Number(self.server.with_node(|node| node.term()))),
+            ("relayed", Reply::Number(self.is_relayed.into())),
+            ("nodes", Reply::Number(self.server.with_node(|node| node.membership().members.len() as u64))),
         ])
     }
 

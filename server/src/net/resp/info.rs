@@ -7,7 +7,7 @@ use crate::net::handle::ServiceReport;
 /// Returns the text; without a report it has no counts.
 pub(super) fn text(report: Option<&ServiceReport>) -> String {
     let mut text = format!("# Server\r\nserver:palisade\r\nversion:{}\r\n", env!("CARGO_PKG_VERSION"));
-    let Some(ServiceReport { node, resp }) = report else { return text };
+    let Some(ServiceReport { node, resp, .. }) = report else { return text };
     let counts = [
         ("used_memory", resident_bytes()),
         ("connected_clients", resp.connections),

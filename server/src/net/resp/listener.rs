@@ -16,6 +16,8 @@ use crate::net::connection_limit::{ConnectionPermit, TooManyConnections};
 use crate::net::hangup;
 use crate::net::server::Server;
 use crate::node::{Principal, Protocol, RequestContext};
+use crate::peers::RelayedClient;
+use crate::tls::Accepted;
 
 pub(crate) async fn accept(server: Rc<Server>, listener: TcpListener) {
     loop {
@@ -51,7 +53,45 @@ async fn serve(server: Rc<Server>, stream: TcpStream, peer: SocketAddr, permit: 
         handshake = handshake(&server, stream, &audit) => handshake,
         () = permit.displaced() => None,
     };
-    let Some((transport, certified)) = handshake else { return };
+    let Some((stream, certified)) = handshake else { return };
+    // A node that does not lead passes the client on to the one that does.
+    if server.is_relaying()
+        && let Some(relay) = server.relay()
+    {
+        // The other node checks the login, and disconnects strangers.
+        let _ = permit.set_authenticated(None);
+        return tokio::select! {
+            () = relay.relay(stream.boxed(), RelayedClient { address: peer, user: certified }) => {}
+            () = permit.displaced() => {}
+        };
+    }
+    serve_client(server, stream, certified, peer, permit, audit, false).await;
+}
+
+/// Serves a client whose connection another node relays.
+pub(crate) async fn serve_relayed(server: Rc<Server>, stream: Accepted, client: RelayedClient) {
+    let RelayedClient { address, user } = client;
+    let Some(permit) = server.connection_limit.enter(address.ip()) else { return };
+    let audit = Audit::new(address.to_string().into(), None, server.limiters.of_address(address.ip()));
+    serve_client(server, stream, user, address, permit, audit, true).await;
+}
+
+async fn serve_client(
+    server: Rc<Server>,
+    stream: Accepted,
+    certified: Option<String>,
+    peer: SocketAddr,
+    permit: ConnectionPermit,
+    audit: Audit,
+    is_relayed: bool,
+) {
+    let transport = match stream {
+        Accepted::Plain(stream) => Transport::plain(stream),
+        Accepted::Encrypted(stream) => {
+            let (stream, session) = stream.into_inner();
+            Transport::encrypted(stream, session)
+        }
+    };
     let principal = match (&server.users, certified) {
         (None, _) => Principal::Anyone,
         (Some(users), Some(name)) => users.find(&name).map_or(Principal::Unauthenticated, Principal::User),
@@ -69,7 +109,9 @@ async fn serve(server: Rc<Server>, stream: TcpStream, peer: SocketAddr, permit: 
     let context = RequestContext { principal, protocol: Protocol::Resp, peer: peer_text, address };
     server.metrics.borrow_mut().connections += 1;
     server.metrics.borrow_mut().connections_total += 1;
-    Connection::new(server.clone(), transport, context, audit, permit).serve().await;
+    let mut connection = Connection::new(server.clone(), transport, context, audit, permit);
+    connection.is_relayed = is_relayed;
+    connection.serve().await;
     server.metrics.borrow_mut().connections -= 1;
 }
 
@@ -89,13 +131,12 @@ pub(super) fn too_many_connections(principal: &Principal, most: usize) -> Reply 
 }
 
 /// Does the TLS handshake. Returns the connection, and the user that the client's certificate names.
-async fn handshake(server: &Server, stream: TcpStream, audit: &Audit) -> Option<(Transport, Option<String>)> {
-    let Some(tls) = &server.tls else { return Some((Transport::plain(stream), None)) };
+async fn handshake(server: &Server, stream: TcpStream, audit: &Audit) -> Option<(Accepted, Option<String>)> {
+    let Some(tls) = &server.tls else { return Some((Accepted::Plain(stream), None)) };
     match timeout(server.bounds.greeting, tls.acceptor().accept(stream)).await {
         Ok(Ok(stream)) => {
-            let (stream, session) = stream.into_inner();
-            let certified = tls.user(&session);
-            Some((Transport::encrypted(stream, session), certified))
+            let certified = tls.user(stream.get_ref().1);
+            Some((Accepted::Encrypted(Box::new(stream)), certified))
         }
         Ok(Err(error)) => {
             audit.tls_failed(&error.to_string());

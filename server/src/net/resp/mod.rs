@@ -1,5 +1,6 @@
 //! RESP, the protocol of Redis, so that any Redis client can talk to the service.
 
+mod cluster;
 mod command;
 mod connection;
 pub mod frame;
@@ -14,7 +15,7 @@ mod writer;
 use std::collections::BTreeMap;
 
 pub use command::{BadRequest, Command};
-pub(crate) use listener::accept;
+pub(crate) use listener::{accept, serve_relayed};
 pub use reply::{Reply, Version};
 pub(super) use writer::ReplyWriter;
 

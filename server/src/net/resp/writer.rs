@@ -95,7 +95,7 @@ impl ReplyWriter {
     }
 
     /// Drops all unsent replies, and sends nothing more.
-    pub(super) fn close(&self) {
+    pub(in crate::net) fn close(&self) {
         self.inner.borrow_mut().close();
     }
 

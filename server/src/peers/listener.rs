@@ -1,0 +1,184 @@
+//! Connections from other members.
+
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::io::BufReader;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{JoinSet, spawn_local};
+use tokio::time::timeout;
+
+use super::wire::{self, Answer, FRAME_BYTES, Greeting, Purpose};
+use super::{CONNECT_TIMEOUT, PeerTls, Peers};
+use crate::net::resp::serve_relayed;
+use crate::node::{Input, Protocol};
+use crate::replica::PeerMessage;
+use crate::storage::Identity;
+use crate::storage::disk::Disk;
+use crate::tls::{Accepted, ByteStream};
+
+/// How many connections are open at most: a few for each member, and strangers that have not greeted yet.
+const CONNECTIONS: usize = 256;
+const READ_BYTES: usize = 64 << 10;
+
+/// Serves other members.
+pub(crate) async fn accept<D: Disk>(peers: Rc<Peers<D>>, listener: TcpListener) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, from)) if connections.len() < CONNECTIONS => {
+                    let peers = peers.clone();
+                    connections.spawn_local(async move {
+                        if let Err(error) = serve(&peers, stream).await {
+                            let why = format!("{}: {error}", from.ip());
+                            // The other side tries again and again.
+                            if peers.last_failure.replace(why.clone()) != why {
+                                tracing::warn!(%from, %error, "a connection to the port of the nodes has ended");
+                            }
+                        }
+                    });
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a member could not be accepted");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+/// Receives the greeting of a connection.
+pub(super) async fn greeted(
+    stream: TcpStream,
+    tls: Option<&PeerTls>,
+) -> io::Result<(Accepted, Result<Purpose, String>)> {
+    let greeting = async {
+        drop(stream.set_nodelay(true));
+        let mut stream = match tls {
+            None => Accepted::Plain(stream),
+            Some(tls) => Accepted::Encrypted(Box::new(tls.accept(stream).await?)),
+        };
+        let greeting: Greeting = wire::receive(&mut stream.bytes()).await?;
+        Ok((stream, greeting.purpose()))
+    };
+    timeout(CONNECT_TIMEOUT, greeting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+async fn serve<D: Disk>(peers: &Rc<Peers<D>>, stream: TcpStream) -> io::Result<()> {
+    let (mut stream, purpose) = greeted(stream, peers.tls.as_ref()).await?;
+    let checked = purpose.and_then(|purpose| check(&peers.identity, purpose)).and_then(|purpose| {
+        let leads = peers.server.with_node(|node| node.is_leader());
+        match purpose {
+            Purpose::Relay { .. } if !leads => Err("this node does not lead".to_owned()),
+            Purpose::Relay { protocol: Protocol::Http, .. } if !peers.server.offers_http() => {
+                Err("this node leads and does not offer HTTP; start all nodes with --http".to_owned())
+            }
+            purpose => Ok(purpose),
+        }
+    });
+    let checked = checked.and_then(|purpose| check_users(peers, purpose));
+    if let Ok(Purpose::Messages { from, .. }) = &checked
+        && peers.server.with_node(|node| node.membership().removed.contains(from))
+    {
+        return wire::send(&mut stream.bytes(), &Answer::Removed).await;
+    }
+    let purpose = match checked {
+        Ok(purpose) => purpose,
+        Err(why) => {
+            wire::send(&mut stream.bytes(), &Answer::Refused(why.clone())).await?;
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+    };
+    wire::send(&mut stream.bytes(), &Answer::Welcome).await?;
+    match purpose {
+        Purpose::Messages { from, log, .. } => {
+            peers.server.step(Input::Understands { member: from, log });
+            let ended = receive_messages(peers, from, stream.boxed()).await;
+            peers.server.step(Input::Suspect { member: from });
+            ended
+        }
+        Purpose::Snapshot { message, bytes, .. } => {
+            let message = PeerMessage::decode(&message).map_err(io::Error::other)?;
+            peers.receive_snapshot(message, bytes, stream.boxed()).await
+        }
+        Purpose::Relay { client, protocol: Protocol::Http, .. } => {
+            peers.server.pass_to_http(stream, client);
+            Ok(())
+        }
+        Purpose::Relay { client, protocol: Protocol::Resp, .. } => {
+            // It counts as a client from now on, so that many of them keep no member out.
+            spawn_local(serve_relayed(peers.server.clone(), stream, client));
+            Ok(())
+        }
+        Purpose::Report { .. } => wire::send(&mut stream.bytes(), &peers.report()).await,
+        Purpose::Invite(_) => Ok(()),
+    }
+}
+
+/// Refuses a member without users, if this one has some: clients that this member relays to it could do everything.
+fn check_users<D: Disk>(peers: &Peers<D>, purpose: Purpose) -> Result<Purpose, String> {
+    match &purpose {
+        Purpose::Messages { from, has_users: false, .. } if peers.server.users.is_some() => {
+            let name = peers.server.with_node(|node| {
+                node.membership().members.get(from).map_or_else(|| format!("{from:x}"), |member| member.name.clone())
+            });
+            Err(format!(
+                "this node has users, and node '{name}' has none: every client could do everything there. Set the same \
+                 users on every node ([[serve.users]])"
+            ))
+        }
+        _ => Ok(purpose),
+    }
+}
+
+/// Returns why a connection is not for this member.
+pub(super) fn check(identity: &Identity, purpose: Purpose) -> Result<Purpose, String> {
+    let (cluster, to) = match &purpose {
+        Purpose::Messages { cluster, to, .. }
+        | Purpose::Snapshot { cluster, to, .. }
+        | Purpose::Relay { cluster, to, .. }
+        | Purpose::Report { cluster, to } => (*cluster, *to),
+        Purpose::Invite(invited) => (invited.cluster, invited.member),
+    };
+    if cluster != identity.cluster {
+        return Err(format!(
+            "this node belongs to cluster {:x}, and the other one to cluster {cluster:x}; check the addresses",
+            identity.cluster
+        ));
+    }
+    if to != identity.member {
+        return Err(format!(
+            "this node is member {:x}, and member {to:x} is meant: its directory was lost or is another one's; remove that \
+             member and add this node as a new one",
+            identity.member
+        ));
+    }
+    Ok(purpose)
+}
+
+async fn receive_messages<D: Disk>(peers: &Rc<Peers<D>>, from: u64, stream: ByteStream) -> io::Result<()> {
+    let mut stream = BufReader::with_capacity(READ_BYTES, stream);
+    let mut frame = Vec::new();
+    let mut removed = peers.removed_members.subscribe();
+    loop {
+        let read = tokio::select! {
+            biased;
+            // Its next attempt to connect is told so.
+            _ = removed.wait_for(|removed| removed.contains(&from)) => return Ok(()),
+            read = wire::read_frame(&mut stream, &mut frame, FRAME_BYTES) => read,
+        };
+        match read {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            read => read?,
+        }
+        let message = PeerMessage::decode(&frame).map_err(io::Error::other)?;
+        if message.from() != from {
+            return Err(io::Error::other("a member has sent a message of another one"));
+        }
+        peers.server.step(Input::Received(message));
+    }
+}

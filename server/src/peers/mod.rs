@@ -1,0 +1,191 @@
+//! The other members of the cluster: connections to them and from them, on a port of their own.
+//!
+//! Each member opens one connection to each other one, and sends its messages there. A snapshot has a connection of its own, so
+//! that it delays no message.
+
+mod admin;
+mod forming;
+mod link;
+mod listener;
+mod relay;
+mod snapshots;
+mod tls;
+mod wire;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use thiserror::Error;
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::timeout;
+
+pub use forming::Founding;
+pub use tls::{PeerTls, PeerTlsFiles};
+
+use crate::net::Server;
+use crate::node::Input;
+use crate::replica::PeerMessage;
+use crate::run::ServiceError;
+use crate::storage::disk::Disk;
+use crate::storage::{Identity, Member, Membership};
+use crate::tls::ByteStream;
+use link::Link;
+use wire::{Answer, Greeting, Purpose};
+
+pub(crate) use admin::{AdminError, AdminReply, AdminResult, Administer, ClusterStatus, MemberReport, MemberStatus};
+pub(crate) use forming::form;
+pub(crate) use listener::accept;
+pub(crate) use relay::{LeaderDialer, Relay};
+pub(crate) use wire::RelayedClient;
+
+/// How long a connection to another member, or its greeting, may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How many requests of operators are carried out at once. The others wait.
+const ADMIN_PLACES: usize = 2;
+
+/// This member, and its connections to the others.
+pub(crate) struct Peers<D: Disk> {
+    identity: Identity,
+    tls: Option<PeerTls>,
+    disk: D,
+    server: Rc<Server>,
+    /// The version of the log that this member says it understands.
+    log_version: u16,
+    links: RefCell<BTreeMap<u64, Link>>,
+    /// Where the other members listen, for other threads.
+    addresses: watch::Sender<BTreeMap<u64, String>>,
+    /// Snapshots on their way to other members.
+    sending: RefCell<JoinSet<()>>,
+    /// Bounds the requests of operators that cost connections to other members, or memory.
+    admin_places: Semaphore,
+    /// The backup that an operator reads, with its number.
+    backup: RefCell<Option<(u64, Bytes)>>,
+    /// Why a connection from another member has ended last.
+    last_failure: RefCell<String>,
+    /// The task that drops it.
+    forgetting: RefCell<Option<AbortHandle>>,
+    /// The members that were removed, as of the last applied entry.
+    removed_members: watch::Sender<Vec<u64>>,
+    /// Signalled when another member says that this one was removed.
+    pub(crate) removed: Notify,
+}
+
+impl<D: Disk> Peers<D> {
+    pub(crate) fn new(
+        identity: Identity,
+        tls: Option<PeerTls>,
+        disk: D,
+        server: Rc<Server>,
+        log_version: u16,
+    ) -> Rc<Peers<D>> {
+        Rc::new(Peers {
+            identity,
+            tls,
+            disk,
+            server,
+            log_version,
+            links: RefCell::default(),
+            addresses: watch::Sender::default(),
+            sending: RefCell::default(),
+            admin_places: Semaphore::new(ADMIN_PLACES),
+            backup: RefCell::default(),
+            last_failure: RefCell::default(),
+            forgetting: RefCell::default(),
+            removed_members: watch::Sender::default(),
+            removed: Notify::new(),
+        })
+    }
+
+    /// Says that this member must be replaced, and why.
+    pub(crate) fn replace(&self, why: String) -> ServiceError {
+        let node = self.identity.node.clone().unwrap_or_else(|| Member::new("NAME", "HOST:PORT"));
+        ServiceError::Replace { name: node.name, address: node.address, why }
+    }
+
+    /// Opens connections to new members, and closes those to members that were removed or have moved.
+    pub(crate) fn follow(self: &Rc<Self>, membership: &Membership) {
+        self.removed_members.send_replace(membership.removed.clone());
+        let mut links = self.links.borrow_mut();
+        let mut members = membership.members.clone();
+        if !members.contains_key(&self.identity.member) {
+            members.extend(self.identity.contacts.clone());
+        }
+        links.retain(|id, link| members.get(id).is_some_and(|member| member.address == link.address()));
+        for (id, member) in members.iter().filter(|(id, _)| **id != self.identity.member) {
+            links.entry(*id).or_insert_with(|| Link::open(self, *id, member.address.clone()));
+        }
+        self.addresses.send_replace(links.iter().map(|(id, link)| (*id, link.address().to_owned())).collect());
+    }
+
+    /// Sends messages, as far as there are connections. Those that are lost are sent again by the replica.
+    pub(crate) fn send(self: &Rc<Self>, messages: Vec<PeerMessage>) {
+        for message in messages {
+            let to = message.to();
+            if message.needs_snapshot() {
+                self.send_snapshot(message);
+                continue;
+            }
+            let is_sent = self.links.borrow().get(&to).is_some_and(|link| link.send(message));
+            if !is_sent {
+                self.server.step(Input::Unreachable { member: to });
+            }
+        }
+    }
+
+    fn address(&self, member: u64) -> Option<String> {
+        self.links.borrow().get(&member).map(|link| link.address().to_owned())
+    }
+
+    /// Connects to another member.
+    async fn dial(&self, address: &str, purpose: &Purpose) -> io::Result<ByteStream> {
+        dial(address, self.tls.as_ref(), purpose).await
+    }
+}
+
+/// A member of the cluster says that this node was removed.
+#[derive(Debug, Error)]
+#[error("this node was removed from the cluster")]
+struct RemovedFromCluster;
+
+/// Draws a number that no other member or backup has.
+pub(crate) fn random_number() -> u64 {
+    RandomState::new().hash_one(0).max(1)
+}
+
+/// Draws the number of a new cluster.
+pub(crate) fn random_cluster() -> u128 {
+    u128::from(random_number()) << 64 | u128::from(random_number())
+}
+
+/// Runs a job on another thread, and waits for it.
+async fn blocking<T: Send + 'static>(job: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(job).await.map_err(io::Error::other)?
+}
+
+/// Connects to a member, and greets it.
+async fn dial(address: &str, tls: Option<&PeerTls>, purpose: &Purpose) -> io::Result<ByteStream> {
+    let connecting = async {
+        let stream = TcpStream::connect(address).await?;
+        // Failure only costs latency.
+        drop(stream.set_nodelay(true));
+        let mut stream: ByteStream = match tls {
+            None => Box::new(stream),
+            Some(tls) => Box::new(tls.connect(address, stream).await?),
+        };
+        wire::send(&mut stream, &Greeting::new(purpose)).await?;
+        match wire::receive(&mut stream).await? {
+            Answer::Welcome => Ok(stream),
+            Answer::Refused(why) => Err(io::Error::new(io::ErrorKind::PermissionDenied, why)),
+            Answer::Removed => Err(io::Error::other(RemovedFromCluster)),
+        }
+    };
+    timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
