@@ -22,6 +22,7 @@ use crate::{
 /// | `palisades://user@host:port` | the same, logged in; the secret is in `PALISADE_SECRET`, or in a file (`?secret_file=FILE`), or in the URL (`user:secret@`) |
 /// | `postgres://user@host/database` | an existing PostgreSQL (feature `postgres`) |
 /// | `mysql://user@host/database` | an existing MySQL or MariaDB (feature `mysql`) |
+/// | `zookeeper://a,b,c/path` | an existing ZooKeeper (feature `zookeeper`) |
 /// | `redis://host`, `rediss://host` | an existing Redis: one server, behind Sentinels, or a cluster (feature `redis`) |
 /// | `redlock://a,b,c,d,e` | a majority of Redis servers, for [efficiency](Request::efficiency) only (feature `redlock`) |
 /// | `memory:` or `memory:NAME` | the memory of this process |
@@ -325,6 +326,9 @@ impl Palisade {
             return Err(self.error(error::not_offered("semaphores"), OPERATION).on(name));
         }
         let lock = self.name(name, OPERATION)?;
+        if !self.link.guarantees.offers.resize {
+            return Err(self.error(error::not_offered("way to resize a semaphore"), OPERATION).on(name));
+        }
         self.link.call(|reply| Op::Resize(lock, permits, reply)).await
     }
 

@@ -2,8 +2,12 @@
 
 #[cfg(feature = "postgres")]
 use crate::engine::advisory;
+#[cfg(feature = "consul")]
+use crate::engine::consul;
 #[cfg(feature = "embedded")]
 use crate::engine::embedded;
+#[cfg(feature = "etcd")]
+use crate::engine::etcd;
 use crate::engine::memory;
 #[cfg(feature = "mysql")]
 use crate::engine::mysql;
@@ -15,6 +19,8 @@ use crate::engine::redis;
 use crate::engine::redlock;
 #[cfg(feature = "service")]
 use crate::engine::service;
+#[cfg(feature = "zookeeper")]
+use crate::engine::zookeeper;
 use crate::engine::{Engine, Failure};
 use crate::keeper::Start;
 use crate::{Error, ErrorKind, Misuse, Options};
@@ -23,8 +29,12 @@ use crate::{Error, ErrorKind, Misuse, Options};
 #[allow(clippy::large_enum_variant, reason = "one exists per client, while it connects")]
 pub(crate) enum Target {
     Memory(memory::Config),
+    #[cfg(feature = "consul")]
+    Consul(consul::Config),
     #[cfg(feature = "embedded")]
     Embedded(embedded::Config),
+    #[cfg(feature = "etcd")]
+    Etcd(etcd::Config),
     #[cfg(feature = "mysql")]
     Mysql(mysql::Config),
     #[cfg(feature = "postgres")]
@@ -35,6 +45,8 @@ pub(crate) enum Target {
     Redlock(redlock::Config),
     #[cfg(feature = "service")]
     Service(service::Config),
+    #[cfg(feature = "zookeeper")]
+    Zookeeper(zookeeper::Config),
 }
 
 impl Target {
@@ -42,8 +54,16 @@ impl Target {
         let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));
         match scheme {
             "memory" => Ok(Target::Memory(memory::Config::parse(rest))),
+            #[cfg(feature = "consul")]
+            "consul" => consul::Config::parse(rest).map(Target::Consul).map_err(bad_url("consul")),
+            #[cfg(feature = "consul")]
+            "consuls" => consul::Config::parse_encrypted(rest).map(Target::Consul).map_err(bad_url("consul")),
             #[cfg(feature = "embedded")]
             "embedded" => embedded::Config::parse(rest).map(Target::Embedded).map_err(bad_url("embedded")),
+            #[cfg(feature = "etcd")]
+            "etcd" => etcd::Config::parse(rest).map(Target::Etcd).map_err(bad_url("etcd")),
+            #[cfg(feature = "etcd")]
+            "etcds" => etcd::Config::parse_encrypted(rest).map(Target::Etcd).map_err(bad_url("etcd")),
             #[cfg(feature = "mysql")]
             "mysql" => mysql::Config::parse(rest).map(Target::Mysql).map_err(bad_url("mysql")),
             #[cfg(feature = "postgres")]
@@ -60,6 +80,8 @@ impl Target {
             "palisade" => service::Config::parse(rest).map(Target::Service).map_err(bad_url("palisade")),
             #[cfg(feature = "service")]
             "palisades" => service::Config::parse_encrypted(rest).map(Target::Service).map_err(bad_url("palisade")),
+            #[cfg(feature = "zookeeper")]
+            "zookeeper" | "zk" => zookeeper::Config::parse(rest).map(Target::Zookeeper).map_err(bad_url("zookeeper")),
             _ => {
                 let what = match feature_of(scheme) {
                     Some(feature) => format!(
@@ -82,8 +104,12 @@ impl Target {
     pub(crate) fn engine(&self) -> &'static str {
         match self {
             Target::Memory(_) => "memory",
+            #[cfg(feature = "consul")]
+            Target::Consul(_) => "consul",
             #[cfg(feature = "embedded")]
             Target::Embedded(_) => "embedded",
+            #[cfg(feature = "etcd")]
+            Target::Etcd(_) => "etcd",
             #[cfg(feature = "mysql")]
             Target::Mysql(_) => "mysql",
             #[cfg(feature = "postgres")]
@@ -94,6 +120,8 @@ impl Target {
             Target::Redlock(_) => "redlock",
             #[cfg(feature = "service")]
             Target::Service(_) => "palisade",
+            #[cfg(feature = "zookeeper")]
+            Target::Zookeeper(_) => "zookeeper",
         }
     }
 
@@ -102,8 +130,12 @@ impl Target {
         let name = self.engine();
         match self {
             Target::Memory(config) => keep(Ok(memory::Memory::connect(&config)), name, options, start).await,
+            #[cfg(feature = "consul")]
+            Target::Consul(config) => keep(consul::Consul::connect(config).await, name, options, start).await,
             #[cfg(feature = "embedded")]
             Target::Embedded(config) => keep(embedded::Embedded::connect(config).await, name, options, start).await,
+            #[cfg(feature = "etcd")]
+            Target::Etcd(config) => keep(etcd::Etcd::connect(config).await, name, options, start).await,
             #[cfg(feature = "mysql")]
             Target::Mysql(config) => keep(mysql::Mysql::connect(config).await, name, options, start).await,
             #[cfg(feature = "postgres")]
@@ -119,6 +151,10 @@ impl Target {
             Target::Redlock(config) => keep(redlock::Redlock::connect(config).await, name, options, start).await,
             #[cfg(feature = "service")]
             Target::Service(config) => keep(service::Service::connect(config).await, name, options, start).await,
+            #[cfg(feature = "zookeeper")]
+            Target::Zookeeper(config) => {
+                keep(zookeeper::Zookeeper::connect(config).await, name, options, start).await
+            }
         }
     }
 }
@@ -160,20 +196,31 @@ fn hint(url: &str) -> String {
 /// The Cargo feature that enables the engine of this URL scheme.
 fn feature_of(scheme: &str) -> Option<&'static str> {
     Some(match scheme {
+        "consul" | "consuls" => "consul",
         "embedded" => "embedded",
+        "etcd" | "etcds" => "etcd",
         "mysql" => "mysql",
         "palisade" | "palisades" => "service",
         "postgres" | "postgresql" => "postgres",
         "redis" | "rediss" => "redis",
         "redlock" => "redlock",
+        "zookeeper" | "zk" => "zookeeper",
         _ => return None,
     })
 }
 
 /// The URL schemes that this build supports.
 const SCHEMES: &[&str] = &[
+    #[cfg(feature = "consul")]
+    "consul:",
+    #[cfg(feature = "consul")]
+    "consuls:",
     #[cfg(feature = "embedded")]
     "embedded:",
+    #[cfg(feature = "etcd")]
+    "etcd:",
+    #[cfg(feature = "etcd")]
+    "etcds:",
     "memory:",
     #[cfg(feature = "mysql")]
     "mysql:",
@@ -191,6 +238,10 @@ const SCHEMES: &[&str] = &[
     "rediss:",
     #[cfg(feature = "redlock")]
     "redlock:",
+    #[cfg(feature = "zookeeper")]
+    "zk:",
+    #[cfg(feature = "zookeeper")]
+    "zookeeper:",
 ];
 
 /// Splits a URL into a form that is safe to print, and the secret that was removed from it. A client that has the secret in
@@ -207,6 +258,10 @@ const SCHEMES: &[&str] = &[
 pub fn split_secret(url: &str) -> (String, Option<String>) {
     let Some((scheme, rest)) = url.split_once(':') else { return (url.to_owned(), None) };
     let (rest, secret) = match scheme {
+        #[cfg(feature = "consul")]
+        "consul" | "consuls" => consul::URL.split_secret(rest),
+        #[cfg(feature = "etcd")]
+        "etcd" | "etcds" => etcd::URL.split_secret(rest),
         #[cfg(feature = "mysql")]
         "mysql" => mysql::URL.split_secret(rest),
         #[cfg(feature = "postgres")]
@@ -217,6 +272,8 @@ pub fn split_secret(url: &str) -> (String, Option<String>) {
         "redlock" => redlock::URL.split_secret(rest),
         #[cfg(feature = "service")]
         "palisade" | "palisades" => service::URL.split_secret(rest),
+        #[cfg(feature = "zookeeper")]
+        "zookeeper" | "zk" => zookeeper::URL.split_secret(rest),
         _ => (rest.to_owned(), None),
     };
     (format!("{scheme}:{rest}"), secret)
@@ -231,8 +288,23 @@ mod tests {
         for scheme in SCHEMES.iter().filter(|scheme| **scheme != "memory:") {
             assert!(feature_of(scheme.trim_end_matches(':')).is_some(), "{scheme}");
         }
-        let schemes =
-            ["embedded", "mysql", "palisade", "palisades", "postgres", "postgresql", "redis", "rediss", "redlock"];
+        let schemes = [
+            "consul",
+            "consuls",
+            "embedded",
+            "etcd",
+            "etcds",
+            "mysql",
+            "palisade",
+            "palisades",
+            "postgres",
+            "postgresql",
+            "redis",
+            "rediss",
+            "redlock",
+            "zk",
+            "zookeeper",
+        ];
         for scheme in schemes.into_iter().filter(|scheme| !SCHEMES.contains(&format!("{scheme}:").as_str())) {
             let Err(error) = Target::parse(&format!("{scheme}://host")) else { panic!("{scheme} was not built") };
             let feature = feature_of(scheme).expect("it has one");

@@ -230,7 +230,8 @@ impl Guard {
     ///
     /// # On connection loss
     ///
-    /// The error says so, and the release is retried in the background until it succeeds or the session ends.
+    /// A client of a cluster repeats the release at the next leader, for a few seconds. Otherwise the error says so, and the
+    /// release is retried in the background until it succeeds or the session ends.
     ///
     /// # Errors
     ///

@@ -56,8 +56,8 @@ pub use lock::{Lock, LockSet, Request, RwLock, Semaphore};
 pub use loss::{Loss, Standing};
 pub use options::Options;
 pub use palisade_core::{
-    BadName, BadNumber, Departure, Ending, Event, LockName, Mode, Refusal, Seal, SealError, SessionEnd, SessionId,
-    Token,
+    BadName, BadNumber, Departure, Ending, Event, Limit, LockName, Mode, Refusal, Seal, SealError, SessionEnd,
+    SessionId, Token,
 };
 pub use seal::{Exclusive, SealingRequest};
 pub use signed::SignedToken;

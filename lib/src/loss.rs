@@ -11,7 +11,7 @@ use crate::BootInstant;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Loss {
-    /// The engine ended the session: it was not kept alive in time, or another client closed it.
+    /// The session is over: it was not kept alive in time, or another program closed it or deleted it in the store.
     Expired,
     /// The lock was released by force.
     ForcedBy {
@@ -73,7 +73,7 @@ impl Loss {
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Loss::Expired => f.write_str("its session expired: it was not kept alive in time"),
+            Loss::Expired => f.write_str("its session is over: it was not kept alive in time, or was deleted"),
             Loss::ForcedBy { by, reason } => {
                 write!(f, "it was taken away by {}: {}", by.escape_debug(), reason.escape_debug())
             }

@@ -857,6 +857,23 @@ fn another_format_is_refused_and_not_changed() {
 }
 
 #[test]
+fn the_snapshot_of_another_build_is_refused_and_not_changed() {
+    run(async {
+        let fixture = Fixture::new();
+        drop(fixture.connect().await);
+        let stored: Vec<u8> = fixture.sql().query_row("SELECT machine FROM snapshot", [], |row| row.get(0)).unwrap();
+        let version = u32::from_le_bytes(stored[8..12].try_into().unwrap());
+        for (other, advice) in [(version + 1, "use a newer build"), (version - 1, "raise them above")] {
+            let mut snapshot = stored.clone();
+            snapshot[8..12].copy_from_slice(&other.to_le_bytes());
+            fixture.sql().execute("UPDATE snapshot SET machine = ?1", [&snapshot]).unwrap();
+            let what = connect_error(Config::at(fixture.file())).await;
+            assert!(what.contains(&format!("format {other}")) && what.contains(advice), "{what}");
+        }
+    });
+}
+
+#[test]
 fn a_file_that_is_no_database_is_refused_and_not_changed() {
     run(async {
         let fixture = Fixture::new();

@@ -134,11 +134,11 @@ impl Target {
         let raise = move |target: &Target| {
             let mut stored = target.recover()?;
             let is_first = stored.state.mark().is_none();
-            let folder = Target { file: None, ..target.clone() };
+            let folder = (is_first && target.file.is_some()).then(|| Target { file: None, ..target.clone() });
             // Otherwise a file and its folder could get their first marks at the same moment.
-            let _folder_lock = match &target.file {
-                Some(_) if is_first => Some(folder.lock().map_err(Failure::before("its folder cannot be locked"))?),
-                _ => None,
+            let _folder_lock = match &folder {
+                Some(folder) => Some(folder.lock().map_err(Failure::before("its folder cannot be locked"))?),
+                None => None,
             };
             if let Some(what) = target.mark_conflict().map_err(Failure::before("it cannot be inspected"))? {
                 return Err(AccessError::Refused(ErrorKind::misuse(what)));

@@ -37,7 +37,7 @@ impl Failure {
 
 impl Failure {
     /// Marks a failure as possibly applied, because an earlier attempt of the call may have taken effect.
-    #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "redlock", feature = "service"))]
+    #[cfg(feature = "_remote")]
     pub(crate) fn possibly_applied(self) -> Failure {
         match self {
             Failure::Unavailable(why) => Unavailable { may_have_taken_effect: true, ..why }.into(),

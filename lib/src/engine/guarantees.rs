@@ -84,6 +84,8 @@ pub struct Offers {
     pub shared: bool,
     /// Semaphores.
     pub permits: bool,
+    /// Semaphores in use whose number of permits can be changed.
+    pub resize: bool,
     /// Several locks at once, all or nothing.
     pub several: bool,
     /// Values that holders publish.
@@ -107,6 +109,7 @@ impl Offers {
     pub const ALL: Offers = Offers {
         shared: true,
         permits: true,
+        resize: true,
         several: true,
         values: true,
         delay: true,
@@ -121,6 +124,7 @@ impl Offers {
     pub const NONE: Offers = Offers {
         shared: false,
         permits: false,
+        resize: false,
         several: false,
         values: false,
         delay: false,

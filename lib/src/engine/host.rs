@@ -42,7 +42,7 @@ impl Subscriptions {
         !self.waits.is_empty()
     }
 
-    #[cfg(any(feature = "embedded", feature = "redis"))]
+    #[cfg(any(feature = "_remote", feature = "embedded"))]
     pub(super) fn is_watching(&self) -> bool {
         self.watchers.iter().any(|watcher| !watcher.sink.is_closed())
     }
@@ -121,14 +121,7 @@ impl Subscriptions {
     }
 
     /// Notifies all watches that events are missing.
-    #[cfg(any(
-        feature = "embedded",
-        feature = "mysql",
-        feature = "postgres",
-        feature = "redis",
-        feature = "redlock",
-        feature = "service"
-    ))]
+    #[cfg(any(feature = "_remote", feature = "embedded"))]
     pub(super) fn tell_missed(&mut self) {
         for watcher in &mut self.watchers {
             watcher.missed = watcher.sink.try_send(Watched::Missed).is_err();

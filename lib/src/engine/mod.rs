@@ -5,8 +5,14 @@
 
 #[cfg(feature = "postgres")]
 pub mod advisory;
+#[cfg(any(test, feature = "_claims"))]
+mod claims;
+#[cfg(feature = "consul")]
+pub mod consul;
 #[cfg(feature = "embedded")]
 pub mod embedded;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 mod failure;
 mod guarantees;
 mod host;
@@ -20,7 +26,7 @@ pub mod postgres;
 pub mod redis;
 #[cfg(feature = "redlock")]
 pub mod redlock;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "redlock", feature = "service"))]
+#[cfg(feature = "_remote")]
 // No engine uses all of it.
 #[cfg_attr(
     not(all(feature = "mysql", feature = "postgres", feature = "redis", feature = "service")),
@@ -31,6 +37,8 @@ pub mod remote;
 pub mod service;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod sql_text;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 use std::future::Future;
 use std::os::fd::OwnedFd;
@@ -194,6 +202,8 @@ pub enum Released {
     Now,
     /// The grant had ended before.
     Before,
+    /// The grant had ended before, perhaps by an earlier attempt of this call.
+    Repeated,
 }
 
 /// The answer to a force-release.

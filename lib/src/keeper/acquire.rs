@@ -85,7 +85,7 @@ impl<E: Engine> Driver<E> {
         loop {
             match self.call_engine(&pending, op, deadline, reply).await {
                 WaitEnd::Replied(Ok(Acquired::Granted { token })) => {
-                    return self.deliver(&pending.session, op, token).map(Outcome::Settled);
+                    return self.deliver(&pending.session, op, token).await.map(Outcome::Settled);
                 }
                 WaitEnd::Replied(Ok(Acquired::Busy)) => return Ok(Outcome::Settled(None)),
                 WaitEnd::Replied(Err(Failure::SessionEnded)) => return lost(self.loss_of(&pending.session).await),
@@ -96,7 +96,7 @@ impl<E: Engine> Driver<E> {
                 }
                 // The engine may have granted it just before the cancel arrived. If it replies soon, deliver that grant.
                 WaitEnd::TimedOut => match timeout(RETRY, self.cancel(&pending)).await {
-                    Ok(Some(token)) => return self.deliver(&pending.session, op, token).map(Outcome::Settled),
+                    Ok(Some(token)) => return self.deliver(&pending.session, op, token).await.map(Outcome::Settled),
                     Ok(None) => return Ok(Outcome::Settled(None)),
                     Err(_) => return Ok(Outcome::Unsettled(None, pending)),
                 },
@@ -184,28 +184,36 @@ impl<E: Engine> Driver<E> {
         }
     }
 
-    /// Delivers a grant, unless its session may have ended.
-    fn deliver(
+    /// Delivers a grant, unless its session has ended. In jeopardy the next keep-alive decides: a caller could do nothing with
+    /// a lock that it may lose at once.
+    async fn deliver(
         &self,
         session: &Rc<CurrentSession>,
         op: &AcquireOp,
         token: Token,
     ) -> Result<Option<Delivered>, Error> {
+        let (grant, delivered) = self.accept(session, op, token);
+        let decided = || match grant.standing() {
+            Standing::Jeopardy { .. } => None,
+            standing => Some(standing),
+        };
+        match session.state.watch(decided).await {
+            Standing::Lost(loss) => Err(self.error(ErrorKind::Lost(loss), OPERATION).on(op.names())),
+            _ => Ok(Some(delivered)),
+        }
+    }
+
+    /// Adds a grant to its session. It is released when it is dropped undelivered.
+    fn accept(&self, session: &Rc<CurrentSession>, op: &AcquireOp, token: Token) -> (Arc<Grant>, Delivered) {
         let grant = Arc::new(Grant::new(token, op.locks(), session.state.clone()));
         session.add_grant(&grant);
-        let standing = grant.standing();
-        let delivered = Delivered::new(grant, self.ops.clone());
-        match standing {
-            Standing::Lost(loss) => Err(self.error(ErrorKind::Lost(loss), OPERATION).on(op.names())),
-            Standing::Held | Standing::Jeopardy { .. } => Ok(Some(delivered)),
-        }
+        (grant.clone(), Delivered::new(grant, self.ops.clone()))
     }
 
     /// Cancels an acquire, and releases it if it was granted.
     async fn cancel_or_release(&self, pending: &PendingAcquire, op: &AcquireOp) {
         if let Some(token) = self.cancel(pending).await {
-            // Dropping a delivered grant releases it.
-            drop(self.deliver(&pending.session, op, token));
+            drop(self.accept(&pending.session, op, token));
         }
     }
 

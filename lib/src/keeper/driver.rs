@@ -145,14 +145,14 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
                 }
             }
         }
-        let is_single = batch.len() == 1;
         begun_since_yield += batch.len();
-        waker.collect(|| batch.drain(..).for_each(|op| driver.clone().begin(op)));
+        let woken = waker.collect(|| batch.drain(..).for_each(|op| driver.clone().begin(op)));
         if begun_since_yield >= BATCH {
             begun_since_yield = 0;
             tokio::task::yield_now().await;
         }
-        if is_single {
+        // A caller that still waits for its reply sends no operation.
+        if woken == 1 {
             spin(&mut operations, &mut batch).await;
         }
     }

@@ -28,6 +28,10 @@ use waker::{BatchWaker, Outbox};
 pub(crate) use op::{AcquireOp, ForceRelease, Op, Reply, SessionOp, Wait};
 pub(crate) use session::Grant;
 
+/// The stack of a keeper's thread. In debug builds the futures of drivers need more than the usual 2 MiB. Only the part that is used costs
+/// memory.
+const STACK: usize = 8 << 20;
+
 /// How long dropping the last handle waits for the keeper to close the session.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -60,7 +64,8 @@ impl Link {
         let outbox = Arc::new(Outbox::default());
         let waker = BatchWaker::new(outbox.clone());
         let start = Start { ready, operations, ops: ops.downgrade(), waker };
-        let thread = thread::Builder::new().name("palisade-keeper".to_owned()).spawn(move || {
+        let builder = thread::Builder::new().name("palisade-keeper".to_owned()).stack_size(STACK);
+        let thread = builder.spawn(move || {
             run(engine, options, start, connect);
             drop(ending);
         });

@@ -111,7 +111,7 @@ impl<E: Engine> Driver<E> {
                 // Fails while a process keeps the session alive: that process would not notice the release and go on writing.
                 self.engine.keep_alive(session).await?;
                 match self.engine.release(session, lock, token).await? {
-                    Released::Now => Ok(()),
+                    Released::Now | Released::Repeated => Ok(()),
                     Released::Before => Err(Failure::SessionEnded),
                 }
             }
@@ -144,7 +144,7 @@ impl<E: Engine> Driver<E> {
     }
 
     async fn try_release(&self, grant: &Grant) -> Result<(), ErrorKind> {
-        let was_sent_before = grant.note_release();
+        let mut was_sent_before = grant.note_release();
         let mut released = pin!(self.engine.release(grant.session.id, grant.locks[0].clone(), grant.token));
         let answer = match poll_immediate(released.as_mut()).await {
             Some(answer) => answer,
@@ -153,14 +153,15 @@ impl<E: Engine> Driver<E> {
                 loss = grant.session.watch(|| grant.session.noted_loss()) => return Err(ErrorKind::Lost(loss)),
             },
         };
+        was_sent_before |= matches!(answer, Ok(Released::Repeated));
         match answer {
             Ok(Released::Now) => Ok(()),
             // An earlier attempt released it, unless a loss was noted.
-            Ok(Released::Before) if was_sent_before => match grant.noted_loss() {
+            Ok(Released::Before | Released::Repeated) if was_sent_before => match grant.noted_loss() {
                 None | Some(Loss::Released) => Ok(()),
                 Some(loss) => Err(ErrorKind::Lost(loss)),
             },
-            Ok(Released::Before) => {
+            Ok(Released::Before | Released::Repeated) => {
                 // The notice that says how it ended may arrive later.
                 let noted = grant.session.watch(|| grant.noted_loss());
                 match tokio::time::timeout(RETRY, noted).await.unwrap_or(Loss::Expired) {

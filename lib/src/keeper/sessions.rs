@@ -15,6 +15,9 @@ use super::session::SessionState;
 use crate::engine::{Engine, Failure, Notice, Opened, Unavailable};
 use crate::{BootInstant, Error, ErrorKind, Loss};
 
+/// The longest pause between two attempts to open a session.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
 /// An open session and its renewal.
 pub(super) struct Session {
     current: Rc<CurrentSession>,
@@ -55,6 +58,7 @@ impl<E: Engine> Driver<E> {
             session.current.state.lose(loss);
             *self.current.borrow_mut() = None;
             spawn_local(self.clone().close_lost(session.current.state.clone()));
+            let mut pause = RETRY;
             session = loop {
                 match self.open().await {
                     Ok(session) => break session,
@@ -63,7 +67,8 @@ impl<E: Engine> Driver<E> {
                         self.note_open_error(&error);
                     }
                 }
-                tokio::time::sleep(RETRY).await;
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
                 if self.is_closed() {
                     return;
                 }

@@ -118,11 +118,11 @@ impl BatchWaker {
         .await
     }
 
-    /// Runs `work`, then wakes the futures that it completed.
-    pub(super) fn collect(&self, work: impl FnOnce()) {
+    /// Runs `work`, then wakes the futures that it completed. Returns how many.
+    pub(super) fn collect(&self, work: impl FnOnce()) -> usize {
         self.outbox.state().is_open = true;
         work();
-        self.deliver();
+        self.deliver()
     }
 
     /// Returns how many futures were woken.

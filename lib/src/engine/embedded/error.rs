@@ -108,7 +108,8 @@ pub(super) enum StoreError {
     OtherClock { file: PathBuf, users: String },
     #[error(
         "{} has format {found} of an older build, which this build does not read (it reads {known}): when no process \
-         uses it any more, move it away with all files whose names begin with its name",
+         uses it any more, move it away with all files whose names begin with its name. Tokens begin again in a new file: raise \
+         them above the highest that any fence has seen",
         .file.display()
     )]
     OlderFormat { file: PathBuf, found: i64, known: i64 },
@@ -191,6 +192,16 @@ impl StoreError {
     /// Returns whether the file was replaced, so that this process's locks are lost.
     pub(super) fn is_data_loss(&self) -> bool {
         matches!(self, StoreError::Replaced(_))
+    }
+
+    /// Returns the error for a file of another build.
+    pub(super) fn other_format(file: &Path, found: i64, known: i64) -> StoreError {
+        let file = file.to_owned();
+        if found > known {
+            StoreError::NewerFormat { file, found, known }
+        } else {
+            StoreError::OlderFormat { file, found, known }
+        }
     }
 
     pub(super) fn damaged(file: &Path, what: impl Into<String>) -> StoreError {

@@ -455,8 +455,7 @@ impl Log {
     fn not_restored(&self, seq: u64, error: &RestoreError) -> StoreError {
         match error {
             RestoreError::UnknownVersion { found } => {
-                let (found, known) = (i64::from(*found), i64::from(SNAPSHOT_VERSION));
-                StoreError::NewerFormat { file: self.file().to_owned(), found, known }
+                StoreError::other_format(self.file(), i64::from(*found), i64::from(SNAPSHOT_VERSION))
             }
             error => StoreError::damaged(self.file(), format!("snapshot {seq}: {error}")),
         }
@@ -627,11 +626,8 @@ fn identify(connection: &Connection, file: &Path) -> Result<Contents, StoreError
     let tables = number("SELECT count(*) FROM sqlite_schema")?;
     match (number("PRAGMA application_id")?, number("PRAGMA user_version")?) {
         (0, 0) if tables == 0 => Ok(Contents::Empty),
-        (APPLICATION_ID, found) if found > FORMAT => {
-            Err(StoreError::NewerFormat { file: file.to_owned(), found, known: FORMAT })
-        }
         (APPLICATION_ID, FORMAT) => Ok(Contents::Ours),
-        (APPLICATION_ID, found) => Err(StoreError::OlderFormat { file: file.to_owned(), found, known: FORMAT }),
+        (APPLICATION_ID, found) => Err(StoreError::other_format(file, found, FORMAT)),
         _ => Err(StoreError::NotOurs(file.to_owned())),
     }
 }

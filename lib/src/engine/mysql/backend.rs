@@ -270,6 +270,7 @@ impl MysqlBackend {
 
     /// Attaches a session to a new connection. From then on MySQL refuses requests of older connections.
     async fn attach(&self, conn: &mut Conn, session: SessionId) -> Result<Vec<Held>, ConnectError> {
+        let known = self.client.tokens(session);
         let rows: Vec<Row> = conn.query(format!("CALL palisade_attach({session}, {})", self.epoch.get())).await?;
         let Some(first) = rows.first() else {
             self.client.session_ended(session, SessionEnd::Expired);
@@ -285,7 +286,7 @@ impl MysqlBackend {
         if let Some(forget) = wire::handle_notices(&self.client, session, &notices) {
             conn.query_drop(forget).await?;
         }
-        Ok(self.client.reconcile(session, &rows.iter().filter_map(wire::attached_grant).collect()))
+        Ok(self.client.reconcile(session, &known, &rows.iter().filter_map(wire::attached_grant).collect()))
     }
 
     /// Notes how many keep-alives the server has stored. Returns false if it has lost some: its data have gone back.

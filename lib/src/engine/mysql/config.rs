@@ -22,6 +22,7 @@ pub(crate) const URL: UrlForm = UrlForm {
     store: "MySQL",
     example: "mysql://user@host:port/database",
     options: "ssl-mode=MODE ssl-ca=FILE ssl-cert=FILE ssl-key=FILE socket=PATH connections=N",
+    has_users: true,
 };
 
 pub(super) const TLS: TlsOptions = TlsOptions {

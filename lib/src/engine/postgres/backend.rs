@@ -305,7 +305,7 @@ impl PostgresBackend {
 
     /// Attaches a session to a new connection. From then on PostgreSQL refuses requests of older connections.
     async fn attach(&self, connection: &Connection, session: SessionId) -> Result<Vec<Held>, ConnectError> {
-        let id = big(session.get());
+        let (id, known) = (big(session.get()), self.client.tokens(session));
         let sql = "SELECT lock, number, token FROM palisade.attach($1, $2)";
         let params: [Param<'_>; 2] = [(&id, Type::INT8), (&connection.epoch, Type::INT4)];
         let rows = connection.client().query_typed(sql, &params).await?;
@@ -320,7 +320,7 @@ impl PostgresBackend {
             wire::handle_push(&self.client, row.try_get(0)?);
         }
         let grants: BTreeMap<_, _> = rows.iter().filter_map(wire::attached_grant).collect();
-        Ok(self.client.reconcile(session, &grants))
+        Ok(self.client.reconcile(session, &known, &grants))
     }
 }
 

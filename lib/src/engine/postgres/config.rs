@@ -17,6 +17,7 @@ pub(crate) const URL: UrlForm = UrlForm {
          connect_timeout=SECONDS dbname=NAME host=HOST hostaddr=ADDRESS keepalives=0 keepalives_idle=SECONDS \
          keepalives_interval=SECONDS keepalives_retries=N load_balance_hosts=MODE options=TEXT password=TEXT port=N \
          sslnegotiation=MODE target_session_attrs=MODE tcp_user_timeout=SECONDS user=NAME",
+    has_users: true,
 };
 
 pub(crate) const TLS: TlsOptions = TlsOptions {

@@ -415,7 +415,9 @@ impl Shared {
         let sessions = self.client.sessions();
         let mut request = Request::new("attach");
         request = request.arg(&*self.namespace.run_id.borrow()).arg(&*self.namespace.recorded_run_id.borrow());
+        let mut known = Vec::new();
         for session in &sessions {
+            known.push(self.client.tokens(*session));
             let grants = self.client.grants(*session, |token, grant| Some((grant.lock.clone()?, token)));
             let grants: Vec<_> = grants.into_iter().flatten().collect();
             request = request.arg(session.get()).arg(grants.len());
@@ -426,9 +428,9 @@ impl Shared {
             Reply::Attached(found) => found,
             other => return Err(connection.unexpected(wire::Unexpected(format!("{other:?}"))).into()),
         };
-        for (session, held) in sessions.into_iter().zip(found) {
+        for ((session, known), held) in sessions.into_iter().zip(known).zip(found) {
             match held {
-                Some(held) => self.client.end_missing_grants(session, |token| held.contains(&token)),
+                Some(held) => self.client.end_missing_grants(session, &known, |token| held.contains(&token)),
                 None => self.client.session_ended(session, SessionEnd::Expired),
             }
         }

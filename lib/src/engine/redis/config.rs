@@ -15,6 +15,7 @@ pub(crate) const URL: UrlForm = UrlForm {
     store: "Redis",
     example: "redis://user@host:6379/0?namespace=NAME, or with TLS rediss://user@host:6379",
     options: "namespace=NAME sentinel=NAME cluster replicas=N replica_timeout=MILLISECONDS ca=FILE cert=FILE key=FILE",
+    has_users: true,
 };
 
 pub(super) const TLS: TlsOptions = TlsOptions {

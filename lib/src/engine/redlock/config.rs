@@ -14,6 +14,7 @@ pub(crate) const URL: UrlForm = UrlForm {
     store: "nodes",
     example: "redlock://[user[:secret]@]host[:port],host[:port],host[:port][?option=value&…]",
     options: "max_ttl=TIME timeout=TIME dangerous_count_restarted=yes",
+    has_users: true,
 };
 
 /// The nodes, and how they are called.

@@ -156,6 +156,7 @@ impl Engine for Redlock {
             offers: Offers {
                 shared: false,
                 permits: false,
+                resize: false,
                 several: false,
                 values: false,
                 delay: false,

@@ -42,6 +42,12 @@ pub trait Backend: Sized + 'static {
     /// The store that the configuration names.
     fn peer(&self) -> &Peer;
 
+    /// Returns for how long after its first attempt a release, or an acquire that does not wait, is repeated if its connection
+    /// broke. Zero unless another server is expected to take over soon.
+    fn repeat_within(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Returns the backend's data for the grant of this acquire.
     fn grant_extra(acquire: &Acquire, session: &Self::SessionExtra) -> Self::GrantExtra;
 

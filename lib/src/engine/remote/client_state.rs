@@ -1,7 +1,7 @@
 //! The state of a client that survives a reconnect: sessions, their grants, waiting acquires and watches.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -107,6 +107,11 @@ impl<B: Backend> ClientState<B> {
         }
     }
 
+    /// Returns the tokens of a session's grants.
+    pub(crate) fn tokens(&self, session: SessionId) -> HashSet<Token> {
+        self.grants(session, |token, _| token).into_iter().collect()
+    }
+
     pub(crate) fn grants<T>(&self, session: SessionId, each: impl Fn(Token, &B::GrantExtra) -> T) -> Vec<T> {
         let sessions = self.sessions.borrow();
         let grants = sessions.get(&session).into_iter().flat_map(|session| &session.grants);
@@ -130,10 +135,17 @@ impl<B: Backend> ClientState<B> {
         }
     }
 
-    /// Ends the grants that the store no longer has. No connection was open when they ended, so the reason is unknown.
-    pub(crate) fn end_missing_grants(&self, session: SessionId, is_at_store: impl Fn(Token) -> bool) {
+    /// Ends those of the known grants that the store no longer has. No connection was open when they ended, so the reason is
+    /// unknown.
+    pub(crate) fn end_missing_grants(
+        &self,
+        session: SessionId,
+        known: &HashSet<Token>,
+        is_at_store: impl Fn(Token) -> bool,
+    ) {
         if let Some(session) = self.sessions.borrow_mut().get_mut(&session) {
-            for (token, _) in session.grants.extract_if(|token, _| !is_at_store(*token)) {
+            let is_missing = |token: &Token, _: &mut _| known.contains(token) && !is_at_store(*token);
+            for (token, _) in session.grants.extract_if(is_missing) {
                 drop(session.notices.send(Notice::GrantEnded { token, how: forced_unseen::<B>(token) }));
             }
         }
@@ -222,13 +234,15 @@ impl<B: Backend> ClientState<B> {
 
 impl<B: Backend<GrantExtra = LockName>> ClientState<B> {
     /// Compares the grants of a session with those at the store, each with its lock and the number of its acquire. Ends
-    /// those that are missing there, settles waits that were granted, and returns the rest as orphans.
+    /// those that are missing there, settles waits that were granted, and returns the rest as orphans. `known` are the grants
+    /// that the client knew before it asked: a push may have added others since.
     pub(crate) fn reconcile(
         &self,
         session: SessionId,
+        known: &HashSet<Token>,
         at_store: &BTreeMap<Token, (LockName, Option<RequestNo>)>,
     ) -> Vec<Held> {
-        self.end_missing_grants(session, |token| at_store.contains_key(&token));
+        self.end_missing_grants(session, known, |token| at_store.contains_key(&token));
         let known = self.grants(session, |token, _| token);
         let mut orphans = Vec::new();
         for (token, (lock, number)) in at_store.iter().filter(|(token, _)| !known.contains(token)) {

@@ -38,7 +38,18 @@ pub struct ConnectError {
     peer: Option<Peer>,
     what: String,
     severity: Severity,
+    #[cfg_attr(not(any(feature = "etcd", feature = "service")), allow(dead_code, reason = "only these look at it"))]
+    symptom: Symptom,
     cause: Option<Arc<dyn Cause>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Symptom {
+    /// No connection could be opened.
+    Unreachable,
+    /// A connection was opened, and a request was not answered in time.
+    Silent,
+    Other,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +74,8 @@ impl<E: Error + Clone + Send + Sync + 'static> Cause for E {
 impl ConnectError {
     /// A problem that may pass without a change by the operator.
     pub(crate) fn transient(what: impl Into<String>) -> ConnectError {
-        ConnectError { peer: None, what: what.into(), severity: Severity::Transient, cause: None }
+        let (severity, symptom) = (Severity::Transient, Symptom::Other);
+        ConnectError { peer: None, what: what.into(), severity, symptom, cause: None }
     }
 
     /// A problem that stays until the operator changes something.
@@ -83,7 +95,27 @@ impl ConnectError {
 
     /// The store did not answer in time.
     pub(crate) fn no_answer(waited: Duration) -> ConnectError {
-        ConnectError::transient(format!("does not answer; waited {} ms", waited.as_millis()))
+        let what = format!("does not answer; waited {} ms", waited.as_millis());
+        ConnectError { symptom: Symptom::Silent, ..ConnectError::transient(what) }
+    }
+
+    /// No connection could be opened. `error` is the system's, or one with it as its cause.
+    pub(crate) fn unreachable(error: &(dyn Error + 'static)) -> ConnectError {
+        // The last cause says most.
+        let mut last = error;
+        while let Some(cause) = last.source() {
+            last = cause;
+        }
+        let text = printable(&last.to_string());
+        let (why, question) = match text.strip_prefix("failed to lookup address information: ") {
+            Some(why) if why.contains("Temporary") => {
+                (format!("its name could not be looked up ({why})"), "Is the address right?")
+            }
+            Some(why) => (format!("its name is unknown ({why})"), "Is the address right?"),
+            None => (text, "Is it running, and is the address right?"),
+        };
+        let what = format!("cannot be reached: {why}. {question}");
+        ConnectError { symptom: Symptom::Unreachable, ..ConnectError::transient(what) }
     }
 
     pub(crate) fn closed() -> ConnectError {
@@ -99,6 +131,25 @@ impl ConnectError {
     /// Adds the error that callers can downcast to.
     pub(crate) fn because(self, cause: impl Error + Clone + Send + Sync + 'static) -> ConnectError {
         ConnectError { cause: Some(Arc::new(cause)), ..self }
+    }
+
+    /// Adds a sentence.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn adding(self, sentence: &str) -> ConnectError {
+        let end = if self.what.ends_with(['.', '?']) { "" } else { "." };
+        ConnectError { what: format!("{}{end} {sentence}", self.what), ..self }
+    }
+
+    /// Whether no connection could be opened.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn is_unreachable(&self) -> bool {
+        self.symptom == Symptom::Unreachable
+    }
+
+    /// Whether a request was not answered in time.
+    #[cfg(any(feature = "etcd", feature = "service"))]
+    pub(crate) fn is_silent(&self) -> bool {
+        self.symptom == Symptom::Silent
     }
 
     /// Whether the operator has to change something before a connection can succeed.

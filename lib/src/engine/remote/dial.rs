@@ -13,10 +13,7 @@ use super::ConnectError;
 
 /// Opens a TCP connection.
 pub(crate) async fn connect_tcp(host: &str, port: u16) -> Result<TcpStream, ConnectError> {
-    let unreached = |error: io::Error| {
-        let what = format!("cannot be reached: {error}. Is it running, and is the address right?");
-        ConnectError::transient(what).because(Arc::new(error))
-    };
+    let unreached = |error: io::Error| ConnectError::unreachable(&error).because(Arc::new(error));
     let stream = TcpStream::connect((host, port)).await.map_err(unreached)?;
     stream.set_nodelay(true).map_err(unreached)?;
     Ok(stream)

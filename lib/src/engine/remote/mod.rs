@@ -7,12 +7,13 @@
 mod backend;
 mod client_state;
 mod connect_error;
+mod data_loss;
 mod dial;
 mod limits;
 mod push;
 mod reconnector;
 mod security_error;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
+#[cfg(feature = "_tls")]
 mod tls;
 mod url;
 mod watch_lease;
@@ -26,7 +27,7 @@ use palisade_core::{
 };
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, spawn_local};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, LockInfo, Opened, Raised, Released, Unavailable,
@@ -37,17 +38,20 @@ use crate::SignedToken;
 pub(crate) use backend::{AcquireReply, Backend, CancelReply, Connected, ForceRelease, Held, RemoteConnection};
 pub(crate) use client_state::{ClientState, WaitKey, forced_unseen};
 pub(crate) use connect_error::{ConnectError, Peer, printable};
+pub(crate) use data_loss::DataLoss;
 pub(crate) use dial::{GivenUp, connect_tcp, within};
-pub(crate) use limits::{check_least, check_most};
+pub(crate) use limits::{check_acquire, check_label, check_least, check_most, check_value};
 pub(crate) use push::Push;
 pub(crate) use reconnector::{Reconnector, jittered, keep_alive_timeout};
 pub use security_error::SecurityError;
 pub(crate) use security_error::TlsOptions;
 #[cfg(any(feature = "redis", feature = "service"))]
 pub(crate) use tls::encrypt;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
+#[cfg(any(feature = "consul", feature = "etcd"))]
+pub(crate) use tls::is_not_tls;
+#[cfg(feature = "_tls")]
 pub use tls::{Identity, Tls};
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
+#[cfg(feature = "_tls")]
 pub(crate) use tls::{TlsModes, stream_error};
 pub use url::{Address, BadUrl, Login, Secret};
 pub(crate) use url::{Url, UrlForm, decoded, is_local};
@@ -119,8 +123,9 @@ impl<B: Backend> Remote<B> {
 
     async fn try_once(&self, acquire: &Acquire) -> Result<Option<Token>, Failure> {
         let (shared, session) = (&self.shared, acquire.caller.session);
-        let connection = shared.connection().await?;
-        match shared.backend.acquire(&connection, acquire).await {
+        // The store recognises a repeated acquire by its number.
+        let (reply, _) = shared.repeat(async |connection| shared.backend.acquire(connection, acquire).await).await;
+        match reply {
             Ok(AcquireReply::Granted(token)) => {
                 shared.client.add_grant(session, token, shared.client.grant_extra(acquire));
                 Ok(Some(token))
@@ -214,6 +219,32 @@ impl<B: Backend> Shared<B> {
         }
     }
 
+    /// Makes a call, again after transient failures of its connection, within the time that the backend allows. Returns also
+    /// whether an attempt before the last may have taken effect.
+    async fn repeat<T>(
+        &self,
+        mut call: impl AsyncFnMut(&Rc<B::Connection>) -> Result<T, Failure>,
+    ) -> (Result<T, Failure>, bool) {
+        let until = Instant::now() + self.backend.repeat_within();
+        let mut may_have_happened = false;
+        loop {
+            let (reply, is_broken) = match self.connection().await {
+                Ok(connection) => (call(&connection).await, connection.is_broken()),
+                Err(failure) => (Err(failure), true),
+            };
+            match reply {
+                Err(failure) if is_broken && failure.is_retryable() && Instant::now() + REPEAT_PAUSE < until => {
+                    may_have_happened |= failure.may_have_taken_effect();
+                    sleep(jittered(REPEAT_PAUSE)).await;
+                }
+                Err(failure) if failure.is_retryable() && may_have_happened => {
+                    return (Err(failure.possibly_applied()), may_have_happened);
+                }
+                reply => return (reply, may_have_happened),
+            }
+        }
+    }
+
     /// Notifies the session that it has ended, if this failure says so.
     fn note_ended(&self, session: SessionId, failure: Failure) -> Failure {
         if matches!(failure, Failure::SessionEnded) {
@@ -286,12 +317,18 @@ impl<B: Backend> Engine for Remote<B> {
     }
 
     async fn release(&self, session: SessionId, lock: LockName, token: Token) -> Result<Released, Failure> {
-        let shared = &self.shared;
-        let connection = shared.connection().await?;
-        // Forget the grant before sending, so that a push saying it ended is not reported as a loss.
-        let grant = shared.client.remove_grant(session, token);
-        match shared.backend.release(&connection, &Held { session, lock, token }, grant.as_ref()).await {
+        let (shared, held) = (&self.shared, Held { session, lock, token });
+        let mut grant = None;
+        let (reply, may_have_happened) = shared
+            .repeat(async |connection| {
+                // Forget the grant before sending, so that a push saying it ended is not reported as a loss.
+                grant = shared.client.remove_grant(session, token).or(grant.take());
+                shared.backend.release(connection, &held, grant.as_ref()).await
+            })
+            .await;
+        match reply {
             Ok(()) => Ok(Released::Now),
+            Err(Failure::Refused(Refusal::NotHeld { .. })) if may_have_happened => Ok(Released::Repeated),
             Err(Failure::Refused(Refusal::NotHeld { .. })) => Ok(Released::Before),
             Err(Failure::SessionEnded) => {
                 shared.client.session_ended(session, SessionEnd::Expired);

@@ -173,13 +173,39 @@ fn unreadable(what: &'static str, path: &Path, why: String) -> SecurityError {
 impl SecurityError {
     /// Finds the reason of an error, unless it may pass without a change by the operator.
     pub(crate) fn behind(error: &(dyn Error + 'static)) -> Option<SecurityError> {
-        match tls_error(error)? {
-            rustls::Error::InvalidCertificate(bad) => Some(in_certificate(bad)),
-            rustls::Error::AlertReceived(alert) => in_alert(*alert),
-            rustls::Error::PeerIncompatible(why) => Some(SecurityError::NoAgreement { why: format!("{why:?}") }),
-            _ => None,
+        match tls_error(error) {
+            Some(rustls::Error::InvalidCertificate(bad)) => Some(in_certificate(bad)),
+            Some(rustls::Error::AlertReceived(alert)) => in_alert(*alert),
+            Some(rustls::Error::PeerIncompatible(why)) => {
+                Some(SecurityError::NoAgreement { why: format!("{why:?}") })
+            }
+            Some(_) => None,
+            None => in_alert(alert_in_text(error)?),
         }
     }
+
+    /// Finds the reason, as [`SecurityError::behind`]. An older server says the same for a certificate that is missing and for one
+    /// that it does not accept.
+    #[cfg(any(feature = "consul", feature = "etcd"))]
+    pub(crate) fn behind_client(error: &(dyn Error + 'static), has_certificate: bool) -> Option<SecurityError> {
+        match SecurityError::behind(error)? {
+            SecurityError::CertificateRefused { .. } if !has_certificate => Some(SecurityError::CertificateNeeded),
+            found => Some(found),
+        }
+    }
+}
+
+/// Returns the alert that the last cause names. HTTP/2 keeps the text of an alert that arrives after the handshake, and not the
+/// error.
+fn alert_in_text(error: &(dyn Error + 'static)) -> Option<AlertDescription> {
+    let mut last = error;
+    while let Some(cause) = last.source() {
+        last = cause;
+    }
+    let text = last.to_string();
+    (0..=u8::MAX)
+        .map(AlertDescription::from)
+        .find(|alert| text.ends_with(&rustls::Error::AlertReceived(*alert).to_string()))
 }
 
 fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
@@ -195,6 +221,12 @@ fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> 
         };
     }
     None
+}
+
+/// Whether the server has answered with bytes that are not TLS.
+#[cfg(any(feature = "consul", feature = "etcd", feature = "redis", feature = "service"))]
+pub(crate) fn is_not_tls(error: &(dyn Error + 'static)) -> bool {
+    matches!(tls_error(error), Some(rustls::Error::InvalidMessage(_)))
 }
 
 fn in_certificate(bad: &CertificateError) -> SecurityError {
@@ -266,10 +298,9 @@ pub(crate) async fn encrypt(
         let why = format!("'{}' is not a valid name", name.escape_debug());
         return Err(SecurityError::WrongName { why }.connect_error(options));
     };
-    tokio_rustls::TlsConnector::from(config).connect(server, stream).await.map_err(|error| match tls_error(&error) {
-        // Bytes that are not TLS.
-        Some(rustls::Error::InvalidMessage(_)) => SecurityError::NotEncrypted.connect_error(options),
-        _ => stream_error(error, options),
+    tokio_rustls::TlsConnector::from(config).connect(server, stream).await.map_err(|error| match is_not_tls(&error) {
+        true => SecurityError::NotEncrypted.connect_error(options),
+        false => stream_error(error, options),
     })
 }
 
@@ -284,5 +315,18 @@ mod tests {
         let bad = rustls::Error::InvalidCertificate(CertificateError::BadEncoding);
         assert!(named(bad).starts_with("the certificate in ci.pem cannot be used"));
         assert!(named(rustls::Error::General("odd".to_owned())).starts_with("the key in ci.key cannot be used"));
+    }
+
+    /// HTTP/2 replaces the error by one with its text, if the alert arrives after the handshake.
+    #[cfg(any(feature = "consul", feature = "etcd"))]
+    #[test]
+    fn an_alert_of_which_only_the_text_is_left_is_recognised() {
+        let arrived = |alert| io::Error::other(rustls::Error::AlertReceived(alert).to_string());
+        let bad = arrived(AlertDescription::BadCertificate);
+        assert_eq!(SecurityError::behind_client(&bad, false), Some(SecurityError::CertificateNeeded));
+        assert!(matches!(SecurityError::behind_client(&bad, true), Some(SecurityError::CertificateRefused { .. })));
+        let needed = arrived(AlertDescription::CertificateRequired);
+        assert_eq!(SecurityError::behind_client(&needed, true), Some(SecurityError::CertificateNeeded));
+        assert_eq!(SecurityError::behind_client(&io::Error::other("odd"), false), None);
     }
 }

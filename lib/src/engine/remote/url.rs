@@ -154,6 +154,8 @@ pub(crate) struct UrlForm {
     pub(crate) example: &'static str,
     /// The options, with spaces in between: `name=VALUE`, or `name` for one without a value.
     pub(crate) options: &'static str,
+    /// Whether the store has users. Otherwise everything before `@` is a secret.
+    pub(crate) has_users: bool,
 }
 
 impl UrlForm {
@@ -175,13 +177,16 @@ impl UrlForm {
     /// Returns the part of a URL after the scheme without its secret, and the secret. From a text that is no URL, every
     /// part that might be a secret is removed.
     pub(crate) fn split_secret(&self, rest: &str) -> (String, Option<String>) {
-        let Ok(url) = Url::parse(rest, self) else { return (blurred(rest), None) };
+        let Ok(url) = Url::parse(rest, self) else { return (self.blurred(rest), None) };
         let (mut shown, mut found) = (rest.to_owned(), None);
         if let Some((user, secret)) = url.login.filter(|(_, secret)| !secret.is_empty()) {
             // A login without a user is recognised by its colon.
             let colon = 2 + user.len() + usize::from(user.is_empty());
             shown.replace_range(colon..2 + user.len() + 1 + secret.len(), "");
             found = Some(secret);
+        }
+        if let Some((user, _)) = url.login.filter(|(user, _)| !self.has_users && !user.is_empty()) {
+            shown.replace_range(2..2 + user.len(), "…");
         }
         // An option of PostgreSQL.
         if let Some((_, secret)) = url.options.iter().find(|(name, _)| *name == "password") {
@@ -192,6 +197,21 @@ impl UrlForm {
             found = Some(secret);
         }
         (shown, found.and_then(|secret| decoded(secret).ok()))
+    }
+
+    /// A text that is no URL, without anything that might be a secret.
+    fn blurred(&self, rest: &str) -> String {
+        let cut = |text: &str| match text.find([':', '?']) {
+            Some(begin) => format!("{}:…", &text[..begin]),
+            None => text.to_owned(),
+        };
+        match rest.rfind('@') {
+            Some(at) if !self.has_users => {
+                format!("{}…{}", if rest.starts_with("//") { "//" } else { "" }, cut(&rest[at..]))
+            }
+            Some(at) if rest[..at].contains([':', '?']) => format!("{}{}", cut(&rest[..at]), &rest[at..]),
+            _ => cut(rest),
+        }
     }
 
     fn options<'a>(&self, query: &'a str) -> Result<Vec<(&'a str, &'a str)>, BadUrl> {
@@ -213,13 +233,6 @@ impl UrlForm {
         }
         Ok(options)
     }
-}
-
-/// A text that is no URL, without anything that might be a secret.
-fn blurred(rest: &str) -> String {
-    let Some(begin) = rest.find([':', '?']) else { return rest.to_owned() };
-    let end = rest.rfind('@').filter(|end| *end > begin).unwrap_or(rest.len());
-    format!("{}:…{}", &rest[..begin], &rest[end..])
 }
 
 type UserAndSecret = (Option<String>, Option<String>);
@@ -305,6 +318,7 @@ mod tests {
         store: "store",
         example: "store://host",
         options: "ca=FILE cluster namespace=NAME password=TEXT sentinel=NAME timeout=TIME",
+        has_users: true,
     };
 
     fn parse(rest: &str) -> Result<Url<'_>, BadUrl> {
@@ -412,6 +426,20 @@ mod tests {
             assert!(parse(url).is_err(), "{url}");
             let (without, secret) = FORM.split_secret(url);
             assert!(!without.contains("xyzzy") && secret.is_none(), "{url} becomes {without}");
+        }
+        let without_users = UrlForm { has_users: false, ..FORM };
+        for url in [
+            "//xyzzy@ho st",
+            "//xyzzy@host:0",
+            "//xyzzy@host?secret=xyzzy",
+            "xyzzy@host",
+            "//a:xyzzy@ho st",
+            "//xyzzy@host",
+            "//xyzzy:xyzzy@host",
+            "//xy/xyzzy@host?ca=/a",
+        ] {
+            let shown = without_users.split_secret(url).0;
+            assert!(!shown.contains("xyzzy") && shown.contains("@ho"), "{url} becomes {shown}");
         }
         // These are refused later.
         for url in [

@@ -1,5 +1,6 @@
 //! The Palisade service as the store of [`Remote`].
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::rc::Rc;
 use std::time::Duration;
@@ -8,12 +9,13 @@ use futures_util::future::LocalBoxFuture;
 use palisade_core::{Acquire, Label, LockName, Refusal, SessionEnd, SessionId, Token, Ttl, Value};
 use redis_protocol::resp3::types::BytesFrame;
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::Config;
 use super::config::TLS;
 use super::connection::{CALL_TIMEOUT, Connection, Dialer};
 use super::error::{ReplyError, Unexpected};
+use super::probe;
 use super::wire::{self, Command, field, items, number, optional, small, text, token};
 use crate::SignedToken;
 use crate::engine::remote::{
@@ -26,6 +28,8 @@ use crate::engine::{
 
 /// The pause before a command is sent again to a service that is not the leader yet.
 const LEADER_PAUSE: Duration = Duration::from_millis(10);
+/// How long a node of a cluster may take to answer a login, before the client tries the next node.
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// The number of locks in one reply to LIST.
 const PAGE: u64 = 200;
 
@@ -34,9 +38,11 @@ pub type Service = Remote<ServiceBackend>;
 
 /// A Palisade service.
 pub struct ServiceBackend {
-    dialer: Dialer,
+    dialer: Rc<Dialer>,
     peer: Peer,
     client: Rc<ClientState<ServiceBackend>>,
+    /// Whether a node has answered that it knows no leader.
+    has_no_leader: Cell<bool>,
 }
 
 impl Backend for ServiceBackend {
@@ -51,11 +57,8 @@ impl Backend for ServiceBackend {
     const CALL_TIMEOUT: Duration = CALL_TIMEOUT;
 
     fn new(config: Config, client: Rc<ClientState<ServiceBackend>>) -> ServiceBackend {
-        ServiceBackend {
-            peer: Peer::new(Self::NAME, config.address.to_string()),
-            dialer: Dialer::new(config),
-            client,
-        }
+        let (peer, has_no_leader) = (Peer::new(Self::NAME, addresses(&config)), Cell::new(false));
+        ServiceBackend { peer, dialer: Rc::new(Dialer::new(config)), client, has_no_leader }
     }
 
     fn guarantees(&self) -> Guarantees {
@@ -73,15 +76,25 @@ impl Backend for ServiceBackend {
         &self.peer
     }
 
+    fn repeat_within(&self) -> Duration {
+        if self.dialer.config.addresses.len() > 1 { CALL_TIMEOUT } else { Duration::ZERO }
+    }
+
     fn grant_extra(_: &Acquire, (): &()) {}
 
     async fn connect(&self) -> Result<Connected<ServiceBackend>, ConnectError> {
-        let connected = self.try_connect().await;
-        if connected.as_ref().is_err_and(ConnectError::is_permanent) {
-            // A file may be the reason, and may be replaced before the next attempt.
-            self.dialer.forget_files();
+        let until = Instant::now() + keep_alive_timeout(self.client.shortest_ttl(), CALL_TIMEOUT);
+        loop {
+            self.has_no_leader.set(false);
+            match self.try_nodes().await {
+                // An election takes a second or two.
+                Err(_) if self.has_no_leader.get() && Instant::now() < until => sleep(LEADER_PAUSE).await,
+                connected => {
+                    self.dialer.set_silent(None);
+                    return connected;
+                }
+            }
         }
-        connected
     }
 
     async fn open_session(&self, connection: &Rc<Connection>, ttl: Ttl, label: &Label) -> Result<SessionId, Failure> {
@@ -214,25 +227,60 @@ async fn all_pages(connection: &Connection, first: (LockInfo, u64)) -> Result<Lo
 }
 
 impl ServiceBackend {
-    async fn try_connect(&self) -> Result<Connected<ServiceBackend>, ConnectError> {
+    /// Tries the nodes of the service, the one that led last first.
+    async fn try_nodes(&self) -> Result<Connected<ServiceBackend>, ConnectError> {
+        let mut failed = ConnectError::closed();
+        for (node, is_direct) in self.dialer.attempts() {
+            // The others will know a leader before this one answers.
+            if self.has_no_leader.get() && self.dialer.is_silent(node) {
+                continue;
+            }
+            match self.try_connect(node, is_direct).await {
+                Err(error) if error.is_permanent() => {
+                    // A file may be the reason, and may be replaced before the next attempt.
+                    self.dialer.forget_files();
+                    return Err(error);
+                }
+                Err(error) => {
+                    if error.is_silent() {
+                        self.dialer.set_silent(Some(node));
+                    }
+                    failed = error;
+                }
+                connected => {
+                    self.dialer.try_first(node);
+                    return connected;
+                }
+            }
+        }
+        Err(failed)
+    }
+
+    async fn try_connect(&self, node: usize, is_direct: bool) -> Result<Connected<ServiceBackend>, ConnectError> {
         // If this attempt fails, the sessions must live long enough for another one.
         let limit = keep_alive_timeout(self.client.shortest_ttl(), CALL_TIMEOUT);
-        let stream = within(limit, self.dialer.dial()).await?;
-        let connection = Rc::new(Connection::new(self.peer.clone(), self.client.clone()));
-        let driven = connection.clone();
-        let mut driver: LocalBoxFuture<'static, ConnectError> = Box::pin(async move { driven.drive(stream).await });
+        let login_limit = if is_direct { limit.min(LOGIN_TIMEOUT) } else { limit };
+        let stream = within(login_limit, self.dialer.dial(node)).await?;
+        let peer = Peer::new(Self::NAME, self.dialer.address(node).to_string());
+        let connection = Rc::new(Connection::new(peer, self.client.clone()));
+        let (driven, dialer) = (connection.clone(), self.dialer.clone());
+        let mut driver: LocalBoxFuture<'static, ConnectError> =
+            Box::pin(async move { probe::drive(&driven, stream, &dialer, node).await });
+        let attaching = async {
+            within(login_limit, self.log_in(&connection, is_direct)).await?;
+            within(limit, self.attach_all(&connection)).await
+        };
         tokio::select! {
             error = &mut driver => return Err(error),
-            attached = within(limit, self.attach_all(&connection)) => attached?,
+            attached = attaching => attached?,
         }
         Ok(Connected { connection, orphans: Vec::new(), driver })
     }
 
-    /// Logs in, then attaches all sessions and watches in one write.
+    /// Attaches all sessions and watches in one write.
     async fn attach_all(&self, connection: &Connection) -> Result<(), ConnectError> {
-        self.log_in(connection).await?;
         let send = |command: Command| (connection.request(&command, CALL_TIMEOUT), command);
-        let attach = |session| (session, send(Command::on_session("ATTACH", session)));
+        let attach = |session| (session, self.client.tokens(session), send(Command::on_session("ATTACH", session)));
         let attached: Vec<_> = self.client.sessions().into_iter().map(attach).collect();
         let prefixes = {
             let mut watchers = self.client.watchers.borrow_mut();
@@ -241,8 +289,8 @@ impl ServiceBackend {
         };
         let watch = |prefix: String| (send(Command::watch(&prefix)), prefix);
         let watched: Vec<_> = prefixes.into_iter().map(watch).collect();
-        for (session, (reply, command)) in attached {
-            self.attached(session, from_leader(connection, reply, &command).await?)?;
+        for (session, known, (reply, command)) in attached {
+            self.attached(session, &known, from_leader(connection, reply, &command).await?)?;
         }
         for ((reply, command), prefix) in watched {
             match from_leader(connection, reply, &command).await? {
@@ -257,32 +305,38 @@ impl ServiceBackend {
         Ok(())
     }
 
-    async fn log_in(&self, connection: &Connection) -> Result<(), ConnectError> {
-        let login = self.dialer.config.login.as_ref();
-        let mut hello = Command::new(&["HELLO", "3"]);
-        if let Some(Login { user, secret }) = login {
-            let secret = secret.reveal().map_err(|error| error.connect_error(&TLS))?;
-            hello = hello.text("AUTH").text(user).text(&secret);
-        }
-        let hello = connection.request(&hello, CALL_TIMEOUT);
+    async fn log_in(&self, connection: &Connection, is_direct: bool) -> Result<(), ConnectError> {
+        let began_at = Instant::now();
+        let hello = hello(connection, self.dialer.config.login.as_ref())?;
         let detail = connection.request(&Command::new(&["CLIENT", "DETAIL", "ON"]), CALL_TIMEOUT);
-        let hello = wire::accepted(received(hello.await)?).map_err(|error| login_error(error, login))?;
-        match field(&hello, "server").and_then(text) {
-            Ok("palisade") => {}
-            Ok(other) => return Err(not_palisade(format!("it calls itself '{}'", other.escape_debug()))),
-            Err(Unexpected(what)) => return Err(not_palisade(format!("it sent {what}"))),
+        let hello = hello.await?;
+        connection.logged_in(hello.term, began_at.elapsed());
+        hello.check_is_node(&self.dialer.config)?;
+        if !hello.is_leader {
+            self.has_no_leader.set(true);
+            let what =
+                "its cluster has no leader now, or this node does not know it yet; a majority of the nodes is needed";
+            return Err(ConnectError::transient(what));
+        }
+        if is_direct && hello.is_relayed {
+            return Err(ConnectError::transient("this node relays to the one that leads"));
         }
         let detail = wire::accepted(received(detail.await)?);
         detail.map(drop).map_err(|error| ConnectError::transient(error.to_string()))
     }
 
     /// Handles the reply to the ATTACH of a session.
-    fn attached(&self, session: SessionId, reply: Result<BytesFrame, ReplyError>) -> Result<(), ConnectError> {
+    fn attached(
+        &self,
+        session: SessionId,
+        known: &HashSet<Token>,
+        reply: Result<BytesFrame, ReplyError>,
+    ) -> Result<(), ConnectError> {
         match reply {
             Ok(reply) => {
                 let held = items(field(&reply, "held")?)?.iter().map(token);
                 let held = held.collect::<Result<HashSet<_>, _>>()?;
-                self.client.end_missing_grants(session, |token| held.contains(&token));
+                self.client.end_missing_grants(session, known, |token| held.contains(&token));
             }
             Err(ReplyError::Refused(Refusal::NoSuchSession { .. })) => {
                 self.client.session_ended(session, SessionEnd::Expired);
@@ -295,6 +349,63 @@ impl ServiceBackend {
         }
         Ok(())
     }
+}
+
+/// The reply to HELLO.
+pub(super) struct Hello {
+    /// Whether the node that has answered leads, or is the only one.
+    pub(super) is_leader: bool,
+    /// Whether another node has relayed it.
+    is_relayed: bool,
+    /// The latest term of the node that has answered.
+    pub(super) term: Option<u64>,
+    /// Whether it is a service of its own, and no node of a cluster.
+    pub(super) is_alone: bool,
+}
+
+impl Hello {
+    /// Refuses a service of its own where the URL names the nodes of a cluster: a node whose directory was lost may have been started
+    /// without its options.
+    pub(super) fn check_is_node(&self, config: &Config) -> Result<(), ConnectError> {
+        match self.is_alone && config.addresses.len() > 1 {
+            true => Err(ConnectError::transient(
+                "it is a service of its own, and no node of the cluster that the URL names",
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Sends HELLO with the login. The outer error is that of the login's file.
+pub(super) fn hello<'a>(
+    connection: &Connection,
+    login: Option<&'a Login>,
+) -> Result<impl Future<Output = Result<Hello, ConnectError>> + use<'a>, ConnectError> {
+    let mut command = Command::new(&["HELLO", "3"]);
+    if let Some(Login { user, secret }) = login {
+        let secret = secret.reveal().map_err(|error| error.connect_error(&TLS))?;
+        command = command.text("AUTH").text(user).text(&secret);
+    }
+    let reply = connection.request(&command, CALL_TIMEOUT);
+    Ok(async move {
+        let reply = wire::accepted(received(reply.await)?).map_err(|error| login_error(error, login))?;
+        match field(&reply, "server").and_then(text) {
+            Ok("palisade") => {}
+            Ok(other) => return Err(not_palisade(format!("it calls itself '{}'", other.escape_debug()))),
+            Err(Unexpected(what)) => return Err(not_palisade(format!("it sent {what}"))),
+        }
+        Ok(Hello {
+            is_leader: field(&reply, "role").and_then(text).is_ok_and(|role| role == "master"),
+            is_relayed: field(&reply, "relayed").and_then(number).is_ok_and(|relayed| relayed > 0),
+            term: field(&reply, "term").and_then(number).ok(),
+            is_alone: field(&reply, "nodes").and_then(number).is_ok_and(|nodes| nodes == 0),
+        })
+    })
+}
+
+/// The addresses of all nodes, for messages.
+fn addresses(config: &Config) -> String {
+    config.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the reply to a command. Repeats the command while the service is not the leader: one that has just started becomes

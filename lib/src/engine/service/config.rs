@@ -5,8 +5,10 @@ use crate::engine::remote::{Address, BadUrl, Login, Secret, Tls, TlsOptions, Url
 
 pub(crate) const URL: UrlForm = UrlForm {
     store: "service",
-    example: "palisade://host:port, or with TLS and a login palisades://user@host:port?secret_file=FILE",
+    example: "palisade://host:port, for a cluster palisade://host:port,host:port,host:port, or with TLS and a login \
+              palisades://user@host:port?secret_file=FILE",
     options: "ca=FILE cert=FILE key=FILE name=NAME secret_file=FILE",
+    has_users: true,
 };
 
 pub(super) const TLS: TlsOptions = TlsOptions {
@@ -21,8 +23,8 @@ pub(super) const TLS: TlsOptions = TlsOptions {
 /// The service, and how to connect to it. Its `Debug` form shows no secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// The service.
-    pub address: Address,
+    /// The nodes of the service: one, or those of a cluster. The client uses the one that leads.
+    pub addresses: Vec<Address>,
     /// The login. Without it, the client is the user that its certificate names, if any.
     pub login: Option<Login>,
     /// The settings of an encrypted connection. The files are read for the first connection, and again after an attempt that
@@ -31,7 +33,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Parses the part of a URL after `palisade:`: `//[user[:secret]@]host:port[?secret_file=FILE]`. In user, secret and
+    /// Parses the part of a URL after `palisade:`: `//[user[:secret]@]host:port[,host:port…][?secret_file=FILE]`. In user, secret and
     /// file any character can be percent-encoded, and `/ ? # %` must be. A user's secret that is not in
     /// the URL is taken from the file, or else from the environment variable `PALISADE_SECRET`.
     ///
@@ -44,8 +46,9 @@ impl Config {
     /// use palisade::engine::service::Config;
     ///
     /// let config = Config::parse("//locks.example:7420")?;
-    /// assert_eq!((config.address.host.as_str(), config.address.port), ("locks.example", 7420));
-    /// assert_eq!(Config::parse("//[::1]:7420")?.address.host, "::1");
+    /// assert_eq!((config.addresses[0].host.as_str(), config.addresses[0].port), ("locks.example", 7420));
+    /// assert_eq!(Config::parse("//[::1]:7420")?.addresses[0].host, "::1");
+    /// assert_eq!(Config::parse("//a.example:7420,b.example:7420,c.example:7420")?.addresses.len(), 3);
     /// assert!(Config::parse("//locks.example").is_err());
     ///
     /// let config = Config::parse("//ci:100%25@locks.example:7420")?;
@@ -79,10 +82,7 @@ impl Config {
         if !url.path.is_empty() {
             return Err(BadUrl::Unencoded { found: '/' });
         }
-        match <[Address; 1]>::try_from(url.addresses(None)?) {
-            Ok([address]) => Ok(Config { address, login: login(url)?, tls }),
-            Err(_) => Err(BadUrl::SeveralHosts),
-        }
+        Ok(Config { addresses: url.addresses(None)?, login: login(url)?, tls })
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
             ("//::1:7117", "brackets"),
             ("//host:7117/locks", "'/'"),
             ("//host:7117#a", "'#'"),
-            ("//one:1,two:2", "several"),
+            ("//one:1,two", "port"),
             ("//ho st:7117", "' '"),
             ("//h\0st:7117", "'\\0'"),
             ("//@host:7117", "user"),
@@ -148,7 +148,7 @@ mod tests {
         let config =
             Config::parse_encrypted("//c%40i:xy%2Fzzy@host:1/?ca=/a%20b&cert=c&key=k&name=n").expect("a URL");
         let login = Login { user: "c@i".to_owned(), secret: Secret::Text("xy/zzy".to_owned()) };
-        assert_eq!((config.login.as_ref(), config.address.to_string().as_str()), (Some(&login), "host:1"));
+        assert_eq!((config.login.as_ref(), config.addresses[0].to_string().as_str()), (Some(&login), "host:1"));
         let identity = Some(Identity { certificate: "c".into(), key: "k".into() });
         assert_eq!(config.tls, Some(Tls { ca: Some("/a b".into()), identity, name: Some("n".to_owned()) }));
         assert!(!format!("{config:?}").contains("zzy"));

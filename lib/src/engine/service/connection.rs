@@ -1,7 +1,7 @@
 //! One connection to the service. Commands of one event-loop iteration share a write, and replies come in the order of the
 //! commands. One reader handles replies and pushes in the order in which they arrive.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::pin::pin;
@@ -20,16 +20,20 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::ServiceBackend;
 use super::config::{Config, TLS};
-use super::error::Unexpected;
+use super::error::{ReplyError, Unexpected};
 use super::wire::{self, Command};
 use crate::engine::Failure;
 use crate::engine::remote::{
-    AcquireReply, ClientState, ConnectError, Peer, Push, RemoteConnection, SecurityError, Tls, WaitKey, connect_tcp,
-    encrypt, stream_error,
+    AcquireReply, Address, ClientState, ConnectError, Peer, Push, RemoteConnection, SecurityError, Tls, WaitKey,
+    connect_tcp, encrypt, stream_error,
 };
 
 /// A call that takes longer fails, and breaks the connection.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// A reply that takes longer is overdue: another node may lead. Longer than that on a slow network.
+const OVERDUE: Duration = Duration::from_millis(500);
+/// On a slow network, a reply is overdue after this many round trips.
+const OVERDUE_ROUND_TRIPS: u32 = 4;
 /// A connection on which nothing was received for this long is probed with a PING.
 const QUIET: Duration = Duration::from_secs(5);
 /// The longest accepted reply. The service drops a client that lags further behind.
@@ -44,8 +48,12 @@ pub struct Connection {
     peer: Peer,
     client: Rc<ClientState<ServiceBackend>>,
     inner: RefCell<Inner>,
-    /// Wakes the driver when there is something to send.
+    /// Wakes the driver when there is something to send, or when the connection is given up.
     wake: Notify,
+    /// Notified when a reply becomes overdue.
+    overdue: Notify,
+    /// The term of the leader that this client has logged in to.
+    term: Cell<Option<u64>>,
 }
 
 struct Inner {
@@ -58,7 +66,11 @@ struct Inner {
     pending: VecDeque<PendingReply>,
     /// When to check for overdue replies.
     check_at: Instant,
+    /// How old the oldest request is when its reply is overdue.
+    overdue_after: Duration,
     received_at: Instant,
+    /// Why the driver must end.
+    given_up: Option<ConnectError>,
     error: Option<ConnectError>,
 }
 
@@ -81,10 +93,41 @@ impl Connection {
             written: 0,
             pending: VecDeque::new(),
             check_at: now + QUIET,
+            overdue_after: OVERDUE,
             received_at: now,
+            given_up: None,
             error: None,
         };
-        Connection { peer, client, inner: RefCell::new(inner), wake: Notify::new() }
+        let (wake, overdue, term) = (Notify::new(), Notify::new(), Cell::new(None));
+        Connection { peer, client, inner: RefCell::new(inner), wake, overdue, term }
+    }
+
+    /// Notes the term of the leader that answers on this connection, and how long it took to answer.
+    pub(super) fn logged_in(&self, term: Option<u64>, round_trip: Duration) {
+        self.term.set(term);
+        self.inner.borrow_mut().overdue_after = OVERDUE.max(OVERDUE_ROUND_TRIPS * round_trip);
+    }
+
+    pub(super) fn term(&self) -> Option<u64> {
+        self.term.get()
+    }
+
+    /// Waits until a reply becomes overdue.
+    pub(super) async fn until_overdue(&self) {
+        self.overdue.notified().await;
+    }
+
+    /// Returns how long the oldest request has waited, if its reply is overdue.
+    pub(super) fn overdue(&self) -> Option<Duration> {
+        let inner = self.inner.borrow();
+        let waited = inner.pending.front()?.sent_at.elapsed();
+        Some(waited).filter(|waited| *waited >= inner.overdue_after)
+    }
+
+    /// Breaks the connection.
+    pub(super) fn give_up(&self, why: ConnectError) {
+        self.inner.borrow_mut().given_up = Some(why);
+        self.wake.notify_one();
     }
 
     /// Sends a command and returns its reply. The command is sent even if the future is never polled.
@@ -136,8 +179,24 @@ impl Connection {
         reply: BytesFrame,
         read: impl FnOnce(&BytesFrame) -> Result<T, Unexpected>,
     ) -> Result<T, Failure> {
-        let reply = wire::accepted(reply).map_err(|error| error.failure(&self.peer))?;
-        read(&reply).map_err(|Unexpected(what)| self.peer.unexpected(what))
+        let reply = wire::accepted(reply).map_err(|error| {
+            if let ReplyError::NotLeader(_) = error {
+                // The next connection finds the node that leads.
+                self.give_up(ConnectError::transient(error.to_string()));
+            }
+            self.failure_of(error)
+        })?;
+        read(&reply).map_err(|unexpected| self.unexpected(unexpected))
+    }
+
+    /// The failure of a call with this error reply.
+    pub(super) fn failure_of(&self, error: ReplyError) -> Failure {
+        error.failure(&self.peer)
+    }
+
+    /// The failure of a call with a reply that this build does not understand.
+    pub(super) fn unexpected(&self, Unexpected(what): Unexpected) -> Failure {
+        self.peer.unexpected(what)
     }
 
     fn send(
@@ -156,7 +215,7 @@ impl Connection {
         let (sent_at, end) = (Instant::now(), inner.taken + inner.out.len() as u64);
         let due_at = sent_at + timeout;
         inner.pending.push_back(PendingReply { caller, wait, sent_at, due_at, end });
-        inner.check_at = inner.check_at.min(due_at);
+        inner.check_at = inner.check_at.min(due_at).min(sent_at + inner.overdue_after);
         self.wake.notify_one();
         reply
     }
@@ -181,6 +240,9 @@ impl Connection {
         let mut incoming = BytesMut::new();
         let mut check = pin!(sleep_until(self.inner.borrow().check_at));
         loop {
+            if let Some(why) = self.inner.borrow_mut().given_up.take() {
+                return Err(why);
+            }
             if outgoing.is_sent() {
                 self.take(outgoing.next());
             }
@@ -225,15 +287,20 @@ impl Connection {
         timeout(READ_AFTER_FAILED_WRITE, reading).await.ok().filter(ConnectError::is_permanent)
     }
 
-    /// Fails if a reply is overdue. Sends a PING if nothing was received for long.
+    /// Fails if a call has timed out. Reports a reply that is overdue. Sends a PING if nothing was received for long.
     fn check_overdue(&self) -> Result<(), ConnectError> {
         let now = Instant::now();
         let mut inner = self.inner.borrow_mut();
-        let overdue = inner.pending.iter().filter(|pending| pending.due_at <= now);
-        if let Some(sent_at) = overdue.map(|pending| pending.sent_at).min() {
+        let timed_out = inner.pending.iter().filter(|pending| pending.due_at <= now);
+        if let Some(sent_at) = timed_out.map(|pending| pending.sent_at).min() {
             return Err(ConnectError::no_answer(now - sent_at));
         }
-        let next_due = inner.pending.iter().map(|pending| pending.due_at).min();
+        let overdue_after = inner.overdue_after;
+        if inner.pending.front().is_some_and(|oldest| oldest.sent_at + overdue_after <= now) {
+            self.overdue.notify_one();
+        }
+        let overdue_at = inner.pending.iter().map(|pending| pending.sent_at + overdue_after).find(|at| *at > now);
+        let next_due = inner.pending.iter().map(|pending| pending.due_at).chain(overdue_at).min();
         let quiet_at = inner.received_at + QUIET;
         inner.check_at = next_due.unwrap_or(quiet_at.max(now + QUIET / 2));
         if next_due.is_none() && quiet_at <= now {
@@ -298,7 +365,8 @@ impl Connection {
 
 impl RemoteConnection for Connection {
     fn is_broken(&self) -> bool {
-        self.inner.borrow().error.is_some()
+        let inner = self.inner.borrow();
+        inner.error.is_some() || inner.given_up.is_some()
     }
 }
 
@@ -367,16 +435,57 @@ pub(super) struct Dialer {
     pub(super) config: Config,
     /// The contents of the TLS files, until an attempt fails permanently.
     tls: RefCell<Option<Arc<ClientConfig>>>,
+    /// The node to try first: the one that led last.
+    next: Cell<usize>,
+    /// A node that did not answer, which is tried last.
+    silent: Cell<Option<usize>>,
 }
 
 impl Dialer {
     pub(super) fn new(config: Config) -> Dialer {
-        Dialer { config, tls: RefCell::new(None) }
+        Dialer { config, tls: RefCell::new(None), next: Cell::new(0), silent: Cell::new(None) }
     }
 
-    pub(super) async fn dial(&self) -> Result<Stream, ConnectError> {
-        let Config { address, tls, .. } = &self.config;
-        let tls = match tls {
+    pub(super) fn address(&self, node: usize) -> &Address {
+        &self.config.addresses[node]
+    }
+
+    /// Returns the nodes to try, in this order, and whether each must lead. A node that does not lead relays to the one that
+    /// does. That is slower, so it is the last resort.
+    pub(super) fn attempts(&self) -> Vec<(usize, bool)> {
+        let nodes = self.config.addresses.len();
+        if nodes == 1 {
+            return vec![(0, false)];
+        }
+        let silent = self.silent.get();
+        let answering = (0..nodes).map(|at| (self.next.get() + at) % nodes).filter(|node| Some(*node) != silent);
+        let direct = answering.clone().map(|node| (node, true));
+        let relayed = answering.map(|node| (node, false));
+        direct.chain(relayed).chain(silent.map(|node| (node, false))).collect()
+    }
+
+    /// Returns the other nodes than this one.
+    pub(super) fn others(&self, node: usize) -> impl Iterator<Item = usize> + use<> {
+        (0..self.config.addresses.len()).filter(move |other| *other != node)
+    }
+
+    /// Makes the next connection begin with this node.
+    pub(super) fn try_first(&self, node: usize) {
+        self.next.set(node);
+    }
+
+    /// Notes whether a node does not answer.
+    pub(super) fn set_silent(&self, node: Option<usize>) {
+        self.silent.set(node);
+    }
+
+    pub(super) fn is_silent(&self, node: usize) -> bool {
+        self.silent.get() == Some(node)
+    }
+
+    pub(super) async fn dial(&self, node: usize) -> Result<Stream, ConnectError> {
+        let address = self.address(node);
+        let tls = match &self.config.tls {
             Some(tls) => Some((tls.name.as_ref().unwrap_or(&address.host), self.load(tls)?)),
             None => None,
         };

@@ -173,6 +173,11 @@ fn value(frame: &BytesFrame) -> Result<Value, Unexpected> {
     bytes(frame).map(Value::new).ok_or_else(|| Unexpected::instead_of("a value", frame))
 }
 
+/// Reads bytes.
+pub(super) fn blob(frame: &BytesFrame) -> Result<Vec<u8>, Unexpected> {
+    bytes(frame).map(<[u8]>::to_vec).ok_or_else(|| Unexpected::instead_of("bytes", frame))
+}
+
 pub(super) fn text(frame: &BytesFrame) -> Result<&str, Unexpected> {
     let text = bytes(frame).and_then(|bytes| std::str::from_utf8(bytes).ok());
     text.ok_or_else(|| Unexpected::instead_of("a text", frame))

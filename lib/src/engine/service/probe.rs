@@ -1,0 +1,79 @@
+//! Looks for another leader while a reply is overdue. A leader that is stopped or cut off closes no connection, and its clients
+//! would notice only when their calls time out.
+
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::select_ok;
+use tokio::time::sleep;
+
+use super::ServiceBackend;
+use super::backend::hello;
+use super::connection::{Connection, Dialer, Stream};
+use crate::engine::remote::{Backend, ConnectError, Peer, jittered, within};
+
+/// How long the other nodes may take to answer.
+const ROUND_TIMEOUT: Duration = Duration::from_secs(1);
+/// The pauses between rounds.
+const FIRST_PAUSE: Duration = Duration::from_millis(25);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Drives a connection to this node until it breaks, or until another node has begun to lead since the client logged in. Returns
+/// the reason.
+pub(super) async fn drive(connection: &Connection, stream: Stream, dialer: &Dialer, node: usize) -> ConnectError {
+    let mut driving = pin!(connection.drive(stream));
+    let error = tokio::select! {
+        biased;
+        error = &mut driving => error,
+        (leader, waited) = new_leader(connection, dialer, node) => {
+            dialer.try_first(leader);
+            connection.give_up(ConnectError::no_answer(waited));
+            driving.await
+        }
+    };
+    if error.is_silent() {
+        dialer.set_silent(Some(node));
+    }
+    error
+}
+
+/// Waits until a reply is overdue and another node says that a leader was elected since the client logged in. Returns the node that
+/// says so, and how long the reply was waited for.
+async fn new_leader(connection: &Connection, dialer: &Dialer, node: usize) -> (usize, Duration) {
+    loop {
+        connection.until_overdue().await;
+        let mut pause = FIRST_PAUSE;
+        while let (Some(waited), Some(term)) = (connection.overdue(), connection.term()) {
+            let ask = |other| Box::pin(leads_later(dialer, other, term));
+            let asked: Vec<_> = dialer.others(node).map(ask).collect();
+            if asked.is_empty() {
+                break;
+            }
+            let round = async { select_ok(asked).await.map(|(leader, _)| leader) };
+            if let Ok(leader) = within(ROUND_TIMEOUT, round).await
+                && connection.overdue().is_some()
+            {
+                return (leader, waited);
+            }
+            sleep(jittered(pause)).await;
+            pause = LONGEST_PAUSE.min(2 * pause);
+        }
+    }
+}
+
+/// Returns this node if it leads in a later term, or relays to a node that does. The leader of the same term may only be slow.
+async fn leads_later(dialer: &Dialer, node: usize, term: u64) -> Result<usize, ConnectError> {
+    let stream = dialer.dial(node).await?;
+    let peer = Peer::new(ServiceBackend::NAME, dialer.address(node).to_string());
+    let connection = Connection::new(peer, Rc::default());
+    let hello = hello(&connection, dialer.config.login.as_ref())?;
+    let reply = tokio::select! {
+        error = connection.drive(stream) => return Err(error),
+        reply = hello => reply?,
+    };
+    match reply.is_leader && !reply.is_alone && reply.term.is_some_and(|later| later > term) {
+        true => Ok(node),
+        false => Err(ConnectError::transient("it knows no later leader")),
+    }
+}
