@@ -7,7 +7,7 @@ use clap::{ArgAction, Parser, Subcommand};
 use crate::outcome::EXIT_CODES;
 use crate::view::{ls, show, top, watch};
 use crate::{
-    advise, completions, doctor, elect, engine, fence, force, leader, lease, man, prove, run, serve, tokens,
+    advise, cluster, completions, doctor, elect, engine, fence, force, leader, lease, man, prove, run, serve, tokens,
 };
 
 /// A distributed lock whose every grant carries a fencing token.
@@ -24,9 +24,10 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Global {
     /// Where the locks are: embedded:, embedded:///path/locks.db, palisade://host:7420, palisades://user@host:7420,
-    /// postgres://user@host/database, mysql://user@host/database, redis://host, redlock://a,b,c,d,e
+    /// postgres://user@host/database, mysql://user@host/database, etcd://a,b,c, zookeeper://a,b,c, consul://host,
+    /// redis://host, redlock://a,b,c,d,e
     ///
-    /// palisades: and rediss: are encrypted. Pass secrets in PALISADE_SECRET; other users can read command lines.
+    /// palisades:, etcds:, consuls: and rediss: are encrypted. Pass secrets in PALISADE_SECRET; other users can read command lines.
     ///
     /// Default: the configuration file's url, or else embedded:, one file on this host.
     #[arg(long, global = true, value_name = "URL", env = "PALISADE_URL", hide_env_values = true)]
@@ -117,6 +118,13 @@ pub(crate) enum Command {
     /// configuration file, defaults.
     #[command(after_help = serve::EXAMPLES)]
     Serve(serve::Options),
+
+    /// Look at a cluster of the service, and change its nodes
+    ///
+    /// Any node of the URL passes the request on to the one that leads. Users need the right `admin` for all locks, and for
+    /// `status` the right `observe`.
+    #[command(subcommand, after_help = cluster::EXAMPLES)]
+    Cluster(cluster::Command),
 
     /// Have a resource refuse stale tokens
     #[command(subcommand, after_help = fence::EXAMPLES)]

@@ -4,6 +4,7 @@
 mod acquire;
 mod advise;
 mod args;
+mod cluster;
 mod completions;
 mod doctor;
 mod elect;
@@ -79,6 +80,7 @@ fn run_command(args: Args) -> Result<(), Failure> {
         Command::Watch(options) => block_on(watch::run(&settings()?, &options)),
         Command::Top(options) => block_on(top::run(&settings()?, &options)),
         Command::Break(options) => block_on(force::run(&settings()?, &options)),
+        Command::Cluster(command) => block_on(cluster::run(&command, settings())),
         Command::Tokens(command) => block_on(tokens::run(&settings()?, &command)),
     }
 }
@@ -86,6 +88,7 @@ fn run_command(args: Args) -> Result<(), Failure> {
 fn log_levels(command: &Command) -> text::LogLevels {
     match command {
         Command::Serve(_) => serve::LOG_LEVELS,
+        Command::Ls(_) => ls::LOG_LEVELS,
         _ => text::LogLevels { default: "off", verbose: "off" },
     }
 }

@@ -2,15 +2,15 @@
 
 use std::io::{self, Write};
 
-use palisade::{Error, ErrorKind};
+use palisade::{Error, ErrorKind, Limit, Misuse, Refusal};
 
 use crate::stores::redact_secret;
-use crate::text::shell_word;
+use crate::text::{exact_time, shell_word};
 
 /// The command line cannot be acted on (`EX_USAGE`).
 const MISUSE: u8 = 64;
 /// The engine cannot be reached, or the operation failed there (`EX_UNAVAILABLE`).
-const UNAVAILABLE: u8 = 69;
+pub(crate) const UNAVAILABLE: u8 = 69;
 /// Reading or writing failed (`EX_IOERR`).
 const INPUT_OUTPUT: u8 = 74;
 /// The lock was not acquired, or not in time (`EX_TEMPFAIL`).
@@ -99,12 +99,43 @@ impl From<Error> for Failure {
 
 /// Returns the message of an error, with the options of this program instead of the library's methods.
 pub(crate) fn message_of(error: &Error) -> String {
+    message_about(error, "TTL", "--ttl, or ttl in the configuration")
+}
+
+/// The failure of a session whose TTL is the period of `--every`.
+pub(crate) fn period_failure(error: Error) -> Failure {
+    let message = message_about(&error, "period", "--every");
+    match Failure::from(error) {
+        Failure::Misuse(_) => Failure::Misuse(message),
+        failure => failure,
+    }
+}
+
+/// Returns the message of an error. `time` is what the session's TTL means for the user, and `option` sets it.
+fn message_about(error: &Error, time: &str, option: &str) -> String {
     let message = error.to_string();
     let options =
         [(".efficiency()", "--efficiency"), (".dangerous_accept_failover()", "--dangerous-accept-failover")];
     match error.kind() {
         ErrorKind::Unsupported { .. } => {
             options.iter().fold(message, |message, (method, option)| message.replace(method, option))
+        }
+        ErrorKind::Misuse(Misuse::Refused(refusal)) => {
+            // The library's text has milliseconds, as the protocols of the service.
+            let said = match refusal {
+                Refusal::OverLimit { limit: Limit::TtlMaxMs, max, value } => {
+                    let (max, value) = (exact_time(*max), exact_time(*value));
+                    format!("the engine keeps no session for {value}; use a {time} of at most {max} ({option})")
+                }
+                Refusal::UnderLimit { limit: Limit::TtlMinMs, min, value } => {
+                    let (min, value) = (exact_time(*min), exact_time(*value));
+                    format!(
+                        "a session of {value} is too short for the engine; use a {time} of at least {min} ({option})"
+                    )
+                }
+                _ => return message,
+            };
+            message.replace(&refusal.to_string(), &said)
         }
         _ => message,
     }

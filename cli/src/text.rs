@@ -61,6 +61,21 @@ pub(crate) fn time_ms(ms: u64) -> String {
     time(Duration::from_millis(ms))
 }
 
+/// Formats milliseconds as a user writes a time, without rounding: `24h`, `1m30s`.
+pub(crate) fn exact_time(ms: u64) -> String {
+    let units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+    // One day is usually written as 24h.
+    let units = if ms < 2 * 86_400_000 { &units[1..] } else { &units[..] };
+    let (mut rest, mut written) = (ms, String::new());
+    for (unit, size) in units {
+        if rest >= *size {
+            written.push_str(&format!("{}{unit}", rest / size));
+            rest %= size;
+        }
+    }
+    if written.is_empty() { "0s".to_owned() } else { written }
+}
+
 /// Escapes foreign text (a label, a reason) for a terminal: no control characters, no line breaks.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().flat_map(|c| if c == '\'' || c == '"' { vec![c] } else { c.escape_debug().collect() }).collect()
@@ -117,6 +132,22 @@ pub(crate) fn log_to_stderr(verbose: u8, levels: &LogLevels) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_exact_time_is_what_a_user_writes() {
+        for (ms, text) in [
+            (0, "0s"),
+            (100, "100ms"),
+            (9_000, "9s"),
+            (90_001, "1m30s1ms"),
+            (86_400_000, "24h"),
+            (259_200_000, "3d"),
+            (4_000_000_000, "46d7h6m40s"),
+        ] {
+            assert_eq!(exact_time(ms), text);
+            assert_eq!(parse_time(text), Ok(Duration::from_millis(ms)));
+        }
+    }
 
     #[test]
     fn times_have_at_most_two_units() {

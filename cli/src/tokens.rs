@@ -38,8 +38,8 @@ pub(crate) enum Command {
     ///
     /// For a resource that was sealed under another engine, or under older data of this one, whose tokens were higher: it
     /// refuses every token of this engine until they are above its mark. Every lock that is granted afterwards has a
-    /// token above the number, on all locks of the engine. Locks that are held keep their tokens; PostgreSQL and MySQL
-    /// refuse while a lock is held with a lower token. Users of the service need the right `admin` for all locks.
+    /// token above the number, on all locks of the engine. Locks that are held keep their tokens; PostgreSQL, MySQL, etcd,
+    /// ZooKeeper and Consul refuse while a lock is held with a lower token. Users of the service need the right `admin` for all locks.
     #[command(after_help = RAISE_EXAMPLES)]
     Raise(Options),
 }

@@ -1,20 +1,26 @@
 //! `palisade doctor`: reports the engine's guarantees, its speed, and settings that threaten its promises.
 
+mod consul;
 mod embedded;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod finding;
 mod mysql;
 mod postgres;
 mod redis;
 mod redlock;
+mod service;
 mod show;
 mod speed;
+mod zookeeper;
 
 pub(crate) use redis::missing_replicas;
 
 use std::env;
+use std::time::Duration;
 
 use palisade::engine::Guarantees;
-use palisade::{Error, ErrorKind, Palisade};
+use palisade::{Error, ErrorKind, Limit, Misuse, Palisade, Refusal};
 
 use self::finding::Finding;
 use self::speed::Speed;
@@ -98,7 +104,14 @@ pub(crate) async fn run(options: &Options, mut settings: Settings) -> Result<(),
 
 async fn examine(settings: &Settings, lock: Option<&str>) -> Result<Report, Failure> {
     let mut report = Report { url: settings.redacted_url(), guarantees: None, speed: None, findings: Vec::new() };
-    match check_answers(settings, lock, &mut report).await {
+    let mut answers = check_answers(settings, settings.ttl, lock, &mut report).await;
+    if let Err(error) = &answers
+        && let Some(longest) = longest_ttl(error)
+    {
+        report.findings.push(Finding::failure("ttl", message_of(error), None));
+        answers = check_answers(settings, Some(longest), lock, &mut report).await;
+    }
+    match answers {
         Ok(finding) => report.findings.push(finding),
         Err(error) if is_misuse(&error) => return Err(error.into()),
         Err(error) if lock.is_none() && report.guarantees.is_some() && is_denied(&error) => {
@@ -108,15 +121,20 @@ async fn examine(settings: &Settings, lock: Option<&str>) -> Result<Report, Fail
         Err(error) => report.findings.push(Finding::failure("answers", message_of(&error), None)),
     }
     // After connecting, because connecting creates the default directory.
-    report.findings.extend(engine_findings(&settings.url).await);
+    report.findings.extend(engine_findings(&settings.url, settings.ttl).await);
     Ok(report)
 }
 
 /// Checks that the engine answers. Also stores its guarantees and its speed in the report.
-async fn check_answers(settings: &Settings, lock: Option<&str>, report: &mut Report) -> Result<Finding, Error> {
+async fn check_answers(
+    settings: &Settings,
+    ttl: Option<Duration>,
+    lock: Option<&str>,
+    report: &mut Report,
+) -> Result<Finding, Error> {
     let label = text::label(settings.label.clone().unwrap_or_else(|| "palisade doctor".to_owned()));
     let options = palisade::Options::new().label(label);
-    let options = match settings.ttl {
+    let options = match ttl {
         Some(ttl) => options.ttl(ttl),
         None => options,
     };
@@ -140,7 +158,7 @@ async fn check_answers(settings: &Settings, lock: Option<&str>, report: &mut Rep
         guarantees.offers.signed = signs(&palisade, &name).await?;
     }
     palisade.close().await?;
-    let finding = speed::judge(&speed);
+    let finding = speed::judge(&speed, ttl.unwrap_or(palisade::Options::TTL));
     report.speed = Some(speed);
     Ok(finding)
 }
@@ -178,16 +196,34 @@ fn is_misuse(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. })
 }
 
+/// Returns the longest TTL that the engine accepts, if it refused a longer one.
+fn longest_ttl(error: &Error) -> Option<Duration> {
+    match error.kind() {
+        ErrorKind::Misuse(Misuse::Refused(Refusal::OverLimit { limit: Limit::TtlMaxMs, max, .. })) => {
+            Some(Duration::from_millis(*max))
+        }
+        _ => None,
+    }
+}
+
 /// Runs the checks of this kind of engine.
-async fn engine_findings(url: &str) -> Vec<Finding> {
+async fn engine_findings(url: &str, ttl: Option<Duration>) -> Vec<Finding> {
     match url.split_once(':').unwrap_or((url, "")) {
+        ("consul", rest) => consul::findings(rest, false, ttl).await,
+        ("consuls", rest) => consul::findings(rest, true, ttl).await,
         ("embedded", rest) => embedded::findings(rest),
+        #[cfg(feature = "etcd")]
+        ("etcd", rest) => etcd::findings(rest, false).await,
+        #[cfg(feature = "etcd")]
+        ("etcds", rest) => etcd::findings(rest, true).await,
         ("mysql", rest) => mysql::findings(rest).await,
         ("postgres" | "postgresql", rest) => postgres::findings(rest).await,
-        ("palisade", rest) => plaintext_secret(rest).into_iter().collect(),
+        ("palisade", rest) => service::findings(rest, false).await,
+        ("palisades", rest) => service::findings(rest, true).await,
         ("redis", rest) => redis::findings(rest, false).await,
         ("rediss", rest) => redis::findings(rest, true).await,
         ("redlock", rest) => redlock::findings(rest).await,
+        ("zookeeper" | "zk", rest) => zookeeper::findings(rest).await,
         ("memory", _) => vec![Finding::warning(
             "sharing",
             "the locks are in the memory of one process: other processes do not see them",
@@ -200,13 +236,4 @@ async fn engine_findings(url: &str) -> Vec<Finding> {
 /// Whether a host name means this host.
 fn is_this_host(host: &str) -> bool {
     host.parse::<std::net::IpAddr>().map_or(host == "localhost", |address| address.is_loopback())
-}
-
-/// Warns if the secret is sent unencrypted to another host.
-fn plaintext_secret(rest: &str) -> Option<Finding> {
-    let config = palisade::engine::service::Config::parse(rest).ok()?;
-    (config.login.is_some() && !is_this_host(&config.address.host)).then(|| {
-        let says = "the user's secret and all replies go over the network unencrypted";
-        Finding::warning("encryption", says, "use palisades:// instead of palisade://")
-    })
 }

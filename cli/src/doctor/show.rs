@@ -109,11 +109,13 @@ fn promises(guarantees: &Guarantees) -> [(&'static str, String); 5] {
 }
 
 fn offers(offers: &Offers) -> String {
-    let Offers { shared, permits, several, values, delay, force_release, list, watch, detach, signed } = *offers;
+    let Offers { shared, permits, resize, several, values, delay, force_release, list, watch, detach, signed } =
+        *offers;
     let all = [
         (true, "locks"),
         (shared, "shared locks"),
         (permits, "semaphores"),
+        (resize, "resizing"),
         (several, "several at once"),
         (values, "elections"),
         (delay, "lock-delay"),

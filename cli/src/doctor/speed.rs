@@ -44,14 +44,22 @@ impl Speed {
     }
 }
 
-/// Returns the finding for the measured speed.
-pub(super) fn judge(speed: &Speed) -> Finding {
+/// Returns the finding for the measured speed and the TTL of sessions.
+pub(super) fn judge(speed: &Speed, ttl: Duration) -> Finding {
     let Speed { cycles, p50_us, worst_us } = speed;
     let says = format!(
         "{cycles} times acquired and released: median {}, worst {}",
         milliseconds(*p50_us),
         milliseconds(*worst_us)
     );
+    // The keeper has two thirds of the TTL for a keep-alive and its repetitions.
+    if Duration::from_micros(*worst_us) > ttl / 3 {
+        let says = format!(
+            "{says}. A TTL of {} ms is too short for it: sessions end while their clients live",
+            ttl.as_millis()
+        );
+        return Finding::warning("answers", says, "use a longer TTL (--ttl), or find out what makes the engine slow");
+    }
     if Duration::from_micros(*p50_us) < SLOW {
         return Finding::ok("answers", says);
     }
@@ -66,21 +74,30 @@ fn milliseconds(us: u64) -> String {
 mod tests {
     use super::*;
 
+    const TTL: Duration = palisade::Options::TTL;
+
     #[test]
     fn the_median_and_the_worst_are_reported() {
         let times = [3, 1, 90, 2, 4].map(Duration::from_millis).to_vec();
         let speed = Speed::of(times);
         assert_eq!(speed, Speed { cycles: 5, p50_us: 3_000, worst_us: 90_000 });
         assert_eq!(
-            judge(&speed),
+            judge(&speed, TTL),
             Finding::ok("answers", "5 times acquired and released: median 3.0 ms, worst 90.0 ms")
         );
     }
 
     #[test]
     fn a_slow_engine_is_usable_with_a_warning() {
-        let slow = judge(&Speed { cycles: 5, p50_us: 120_000, worst_us: 120_000 });
+        let slow = judge(&Speed { cycles: 5, p50_us: 120_000, worst_us: 120_000 }, TTL);
         assert_eq!(slow.status, super::super::finding::Status::Warning);
         assert!(!slow.is_failure());
+    }
+
+    #[test]
+    fn an_engine_that_is_slow_for_the_ttl_is_reported() {
+        let found = judge(&Speed { cycles: 5, p50_us: 3_000, worst_us: 800_000 }, Duration::from_secs(2));
+        assert_eq!(found.status, super::super::finding::Status::Warning);
+        assert!(found.says.contains("A TTL of 2000 ms is too short"), "{}", found.says);
     }
 }

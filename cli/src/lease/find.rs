@@ -8,6 +8,22 @@ use crate::outcome::Failure;
 use crate::settings::Settings;
 use crate::text::{parse_token, plain};
 
+/// The session of the `palisade run` that this process was started by.
+pub(crate) const RUN_SESSION: &str = "PALISADE_RUN_SESSION";
+
+/// Refuses the lock of the `palisade run` that this process was started by: its command would go on without the lock.
+fn refuse_of_run(names: &[String], session: SessionId) -> Result<(), Failure> {
+    if std::env::var(RUN_SESSION).is_ok_and(|its| its == session.to_string()) {
+        let message = format!(
+            "{} is held by the `palisade run` that this command is part of, which renews it and releases it when the command \
+             has ended",
+            quoted(names)
+        );
+        return Err(Failure::Misuse(message));
+    }
+    Ok(())
+}
+
 /// The options that identify a grant.
 #[derive(Debug, clap::Args)]
 pub(super) struct GrantArgs {
@@ -50,7 +66,10 @@ impl GrantArgs {
         let info = palisade.inspect(lock).await?;
         let holder = info.as_ref().and_then(|info| info.holders.iter().find(|holder| self.is_selected(holder)));
         match holder.and_then(|holder| Some((holder.token, holder.session?))) {
-            Some((token, session)) => Ok((palisade, Grant { names, token, session })),
+            Some((token, session)) => {
+                refuse_of_run(&names, session)?;
+                Ok((palisade, Grant { names, token, session }))
+            }
             None => Err(Failure::Lost(self.not_held(&names, info.as_ref()))),
         }
     }

@@ -3,7 +3,7 @@
 use palisade::{SessionId, Token};
 use serde::Serialize;
 
-use super::find::{Grant, GrantArgs};
+use super::find::{Grant, GrantArgs, quoted};
 use crate::outcome::{Failure, say, unless_closed};
 use crate::settings::Settings;
 use crate::text::{print_json, time_ms};
@@ -47,8 +47,11 @@ pub(crate) async fn renew(options: &Renew, settings: &Settings, verbose: u8) -> 
     if options.json {
         let renewed = Renewed { schema: 1, locks: &names, token, session, time_left_ms };
         unless_closed(print_json(&renewed, &mut std::io::stdout()))?;
-    } else if let (1.., Some(left)) = (verbose, time_left_ms) {
-        say(&format!("held for another {}", time_ms(left)));
+    } else if verbose > 0 {
+        // Some engines do not know the time.
+        let time = time_left_ms.map(|left| format!(" for {}", time_ms(left)));
+        let are = if names.len() == 1 { "which is" } else { "which are" };
+        say(&format!("renewed {}{}, {are} held with token {token}", quoted(&names), time.unwrap_or_default()));
     }
     Ok(())
 }

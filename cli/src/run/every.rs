@@ -9,7 +9,7 @@ use std::time::Duration;
 use palisade::{EfficiencyGuard, Options, Palisade};
 
 use crate::acquire::AcquireArgs;
-use crate::outcome::Failure;
+use crate::outcome::{Failure, period_failure};
 use crate::settings::Settings;
 use crate::signals::Signals;
 
@@ -33,7 +33,7 @@ pub(super) async fn begin(
     let name = format!("{}{SUFFIX}", args.names[0]);
     let max_wait = max_wait(args, every);
     let begin = async {
-        let palisade = Options::new().ttl(every).label(label).connect(&settings.url).await?;
+        let palisade = Options::new().ttl(every).label(label).connect(&settings.url).await.map_err(period_failure)?;
         let guard = acquire(&palisade, &name, max_wait).await?;
         Ok(guard.map(|guard| Period { palisade, guard }))
     };

@@ -10,17 +10,18 @@ use std::time::Duration;
 use palisade::{BootInstant, Loss};
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, getpgrp, getpid, kill_process, kill_process_group,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, getpid, kill_process, kill_process_group,
     pidfd_open, set_child_subreaper, waitid, waitpgid,
 };
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::terminal::Terminal;
+use super::terminal::{Terminal, group_of};
 use super::warden::{KILLED, WARDEN, exit_code_of};
 use super::wire::{Order, Report, Wire, send_descriptors};
 use super::{CommandArgs, OnLoss};
 use crate::acquire::AnyGuard;
+use crate::lease::RUN_SESSION;
 use crate::outcome::{Failure, message_of, say};
 use crate::settings::Settings;
 use crate::signals::{Signals, stop_this_process};
@@ -110,7 +111,8 @@ impl Job<'_> {
         // A signal to the job's process group must not reach the warden.
         command.process_group(0).arg0("palisade");
         command.env("PALISADE_LOCK", self.names.join("\n"));
-        command.env("PALISADE_SESSION", self.held.session().to_string());
+        let session = self.held.session().to_string();
+        command.env("PALISADE_SESSION", &session).env(RUN_SESSION, session);
         command.env("PALISADE_URL", self.settings.redacted_url());
         if let Some(secret) = palisade::split_secret(&self.settings.url).1 {
             // A command that prints its URL shows no secret, and can still log in.
@@ -215,7 +217,7 @@ fn reap(mut warden: Child) -> u8 {
 
 /// Kills the rest of the command's process group after its warden was killed. Returns the command's exit code.
 fn end_orphans(group: Pid) -> Option<u8> {
-    if let Some(terminal) = Terminal::of_job(getpgrp(), io::stdin()) {
+    if let Some(terminal) = group_of(None).and_then(|job| Terminal::of_job(job, io::stdin())) {
         terminal.take_back(group);
     }
     // The system does not reuse the group's number while an unreaped child of this process is in the group.

@@ -60,6 +60,13 @@ impl Terminal {
     }
 }
 
+/// Returns the process group of a process, or of this one. `None` if the process is gone, or if its group is outside of this PID
+/// namespace, as that of a container's first process may be: the system then returns 0.
+pub(super) fn group_of(process: Option<Pid>) -> Option<Pid> {
+    let process = process.map(|pid| nix::unistd::Pid::from_raw(pid.as_raw_nonzero().get()));
+    nix::unistd::getpgid(process).ok().and_then(|group| Pid::from_raw(group.as_raw()))
+}
+
 /// Blocks SIGTTOU, which stops a background process that changes the terminal.
 fn with_sigttou_blocked<T>(change: impl FnOnce() -> T) -> T {
     let mut mask = SigSet::empty();

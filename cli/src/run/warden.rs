@@ -15,12 +15,12 @@ use std::time::Duration;
 use palisade::BootInstant;
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, WaitStatus, getpgid, getpid, getppid, kill_process_group, set_child_subreaper,
+    Pid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process_group, set_child_subreaper,
     set_parent_process_death_signal, wait, waitpgid,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::terminal::Terminal;
+use super::terminal::{Terminal, group_of};
 use super::wire::{Order, Report, Wire, receive_descriptors};
 use crate::signals::{Signals, exit_code};
 
@@ -76,7 +76,11 @@ async fn supervise(command: Vec<OsString>) -> io::Result<u8> {
     let mut deaths = signal(SignalKind::child())?;
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     // While a process has the lifeline open, the engine takes the holder for alive, even if `palisade run` is dead.
-    let (stdin, _lifeline) = receive_descriptors(&stream)?;
+    let (stdin, _lifeline) = match receive_descriptors(&stream) {
+        // `palisade run` was killed before it sent them.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(KILLED),
+        received => received?,
+    };
     let mut wire = Wire::new(stream)?;
     let Some(first) = wire.receive::<Order>().await else { return Ok(KILLED) };
     if first.is_overdue() {
@@ -144,8 +148,8 @@ struct Supervised {
 
 impl Supervised {
     fn start(command: Vec<OsString>, stdin: OwnedFd) -> io::Result<Supervised> {
-        let job = getpgid(getppid())?;
-        let terminal = Terminal::of_job(job, &stdin);
+        // `palisade run` may be dead already. Then the connection to it is closed, and the command is ended at once.
+        let terminal = getppid().and_then(|run| group_of(Some(run))).and_then(|job| Terminal::of_job(job, &stdin));
         let mut start = Command::new("/proc/self/exe");
         start.arg(BECOME).arg(getpid().as_raw_nonzero().to_string()).args(command);
         let child = start.stdin(Stdio::from(stdin)).process_group(0).spawn()?;

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::net::SocketAddr;
 
+use palisade_server::Founding;
 use palisade_server::sign::PublicKeys;
 
 use super::keys;
@@ -24,6 +25,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), Failure> {
         ("users", users(plan)),
         ("signing", signing(plan)?),
     ];
+    lines.extend(cluster(plan).map(|cluster| ("cluster", cluster)));
     let bounds = &plan.config.bounds;
     let connections = format!("{} at most, {} of them before login", bounds.connections, bounds.strangers);
     lines.push(("connections", connections));
@@ -50,6 +52,19 @@ fn listener(plan: &Plan, address: SocketAddr) -> String {
     let tls = if plan.config.tls.is_some() { "encrypted" } else { "not encrypted" };
     let clients = if plan.config.users.is_some() { "users only" } else { "any client" };
     format!("{address} ({tls}, {clients})")
+}
+
+/// Describes how the node takes part in a cluster, if it does.
+fn cluster(plan: &Plan) -> Option<String> {
+    let (config, listen) = (plan.config.cluster.as_ref()?, plan.peers?);
+    let Founding { name, founders } = &config.founding;
+    let tls = if config.tls.is_some() { "encrypted" } else { "not encrypted" };
+    let founders: Vec<_> = founders.iter().map(|(name, address)| format!("{name}={}", plain(address))).collect();
+    let how = match founders.is_empty() {
+        true => "is a member, or waits to be added".to_owned(),
+        false => format!("founded by {}", founders.join(",")),
+    };
+    Some(format!("node {name}; {how}; listens on {listen} ({tls})"))
 }
 
 fn tls(plan: &Plan) -> String {

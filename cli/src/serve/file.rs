@@ -1,6 +1,7 @@
 //! The `[serve]` table of the configuration file. Unknown keys are refused: a mistyped key may have been meant to protect
 //! something.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -34,6 +35,7 @@ pub(super) struct Serve {
     pub(super) insecure: bool,
     pub(super) sign: bool,
     pub(super) tls: Tls,
+    pub(super) cluster: Cluster,
     pub(super) users: Vec<User>,
     pub(super) bounds: FileBounds,
     pub(super) limits: FileLimits,
@@ -48,6 +50,19 @@ pub(super) struct Tls {
     pub(super) client_ca: Option<PathBuf>,
     pub(super) client_certificates: ClientCertificates,
     pub(super) user_from: Option<UserFrom>,
+}
+
+/// `[serve.cluster]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Cluster {
+    pub(super) node: Option<String>,
+    /// The founders: names, and the addresses where they listen for each other.
+    pub(super) nodes: BTreeMap<String, String>,
+    pub(super) listen: Option<String>,
+    pub(super) certificate: Option<PathBuf>,
+    pub(super) key: Option<PathBuf>,
+    pub(super) ca: Option<PathBuf>,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]

@@ -1,6 +1,7 @@
 //! `palisade serve`: runs the lock service until a signal stops it.
 
 mod check;
+mod cluster;
 mod file;
 mod keys;
 mod notify;
@@ -36,6 +37,10 @@ Examples:
   palisade serve --config palisade.toml --check   Print the settings and exit
   palisade serve --new-user ci                    Make a secret for a user
   palisade serve --sign                           Sign tokens
+  palisade serve --node a --cluster a=host1:7422,b=host2:7422,c=host3:7422
+                                                  One of three nodes
+  palisade serve --node d --join --peers host4:7422
+                                                  A node to be added
 
 Exit codes:
   0   stopped by a signal
@@ -85,6 +90,34 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", value_parser = parse_token)]
     raise_tokens_above: Option<Token>,
 
+    /// The name of this node in a cluster
+    #[arg(long, value_name = "NAME", env = "PALISADE_NODE", hide_env_values = true)]
+    node: Option<String>,
+
+    /// The nodes that found a cluster, and where they listen for each other: a=host1:7422,b=host2:7422,c=host3:7422
+    #[arg(long, value_name = "NODES", env = "PALISADE_CLUSTER", hide_env_values = true, requires = "node")]
+    cluster: Option<String>,
+
+    /// Join a cluster: start with an empty directory, and wait until `palisade cluster add` adds this node
+    #[arg(long, requires = "node", requires = "peers", conflicts_with = "cluster")]
+    join: bool,
+
+    /// Where to listen for the other nodes, if not on the address in --cluster
+    #[arg(long, value_name = "ADDRESS", env = "PALISADE_PEERS", hide_env_values = true)]
+    peers: Option<String>,
+
+    /// This node's certificate for the other nodes, in PEM form
+    #[arg(long, value_name = "FILE", env = "PALISADE_PEER_CERTIFICATE", hide_env_values = true)]
+    peer_certificate: Option<PathBuf>,
+
+    /// The private key of that certificate, in PEM form
+    #[arg(long, value_name = "FILE", env = "PALISADE_PEER_KEY", hide_env_values = true)]
+    peer_key: Option<PathBuf>,
+
+    /// The authority of all nodes' certificates, in PEM form
+    #[arg(long, value_name = "FILE", env = "PALISADE_PEER_CA", hide_env_values = true)]
+    peer_ca: Option<PathBuf>,
+
     /// Check the configuration and the files, print the settings, and start nothing
     #[arg(long)]
     check: bool,
@@ -126,6 +159,10 @@ async fn serve(plan: Plan, options: &Options, config: Option<&Path>) -> Result<(
     // Without a handler, SIGXFSZ (file size limit) would kill the process. With one, the write fails and is reported.
     let _file_too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
     let resp = listen(plan.resp, "resp").await?;
+    let peers = match plan.peers {
+        Some(address) => Some(listen(address, "peers").await?),
+        None => None,
+    };
     let http = match plan.http {
         Some(address) => {
             let http = Http::new(listen(address, "http").await?.into_std()?);
@@ -145,7 +182,7 @@ async fn serve(plan: Plan, options: &Options, config: Option<&Path>) -> Result<(
         outcome::say(&ready_line);
         notifier.ready();
     };
-    let service = serve_until(plan.config, Listeners { resp, http }, ready, async { drop(stopped.await) });
+    let service = serve_until(plan.config, Listeners { resp, http, peers }, ready, async { drop(stopped.await) });
     let signalled = async {
         signals.stop_requested().await;
         notifier.stopping();
@@ -171,6 +208,8 @@ fn failure(error: ServiceError, has_started: bool) -> Failure {
         ServiceError::Directory(error) => Failure::Unavailable(error.to_string()),
         ServiceError::Keys(error) => Failure::Unavailable(format!("it cannot sign: {error}")),
         ServiceError::Refused(refusal) => Failure::Misuse(not_started(&refusal)),
+        ServiceError::OtherNode(why) => Failure::Misuse(not_started(&why)),
+        ServiceError::Removed => Failure::Misuse(format!("the service has stopped: {error}")),
         other if !has_started => Failure::IoMessage(not_started(&other)),
         other => Failure::IoMessage(format!("the service has stopped, and answers nothing more: {other}")),
     }

@@ -10,8 +10,8 @@ use palisade_server::sign::Signer;
 use palisade_server::tls::{Tls, TlsFiles, UserFrom};
 use palisade_server::{Bounds, Config, Limits, LockName};
 
-use super::Options;
 use super::file::{self, ClientCertificates, File, Serve};
+use super::{Options, cluster};
 use crate::outcome::Failure;
 use crate::settings::configuration;
 use crate::text::plain;
@@ -25,6 +25,8 @@ pub(super) struct Plan {
     pub(super) resp: SocketAddr,
     pub(super) http: Option<SocketAddr>,
     pub(super) http_hosts: Vec<String>,
+    /// Where it listens for the other nodes of its cluster.
+    pub(super) peers: Option<SocketAddr>,
     pub(super) tls_files: Option<TlsFiles>,
     pub(super) user_names: Vec<String>,
     pub(super) config: Config,
@@ -58,9 +60,12 @@ impl Plan {
         let bounds = bounds(&serve, &limits)?;
         let signer = (options.sign || serve.sign).then(|| Signer::new(&data_dir));
         let raise_tokens_above = options.raise_tokens_above;
-        let config = Config { data_dir, limits: Some(limits), bounds, users, tls, signer, raise_tokens_above };
+        let (peers, cluster) = cluster::plan(options, &serve.cluster, &base, &data_dir)?.unzip();
+        let limits = Some(limits);
+        let config =
+            Config { limits, bounds, users, tls, signer, raise_tokens_above, cluster, ..Config::new(data_dir) };
         let http_hosts = serve.http_hosts.clone();
-        let plan = Plan { config_file, resp, http, http_hosts, tls_files, user_names, config };
+        let plan = Plan { config_file, resp, http, http_hosts, peers, tls_files, user_names, config };
         plan.check_users()?;
         if !(options.insecure || serve.insecure) {
             plan.check_exposure()?;

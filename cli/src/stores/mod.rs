@@ -66,9 +66,13 @@ pub(crate) fn redact_secret(message: String, url: &str) -> String {
 
 /// Returns the secrets of a URL, percent-encoded and decoded.
 fn secrets(url: &str) -> Vec<String> {
-    let (is_url, rest) = url.split_once("://").map_or((false, url), |(_, rest)| (true, rest));
-    let user = rest.rfind('@').filter(|_| is_url).map(|at| &rest[..at]);
-    let in_user = user.and_then(|user| user.split_once(':')).map(|(_, secret)| secret);
+    let (scheme, rest) = url.split_once("://").map_or((None, url), |(scheme, rest)| (Some(scheme), rest));
+    let user = rest.rfind('@').filter(|_| scheme.is_some()).map(|at| &rest[..at]);
+    let in_user = match scheme {
+        // Consul has tokens and no users. The colon before a token is easily forgotten.
+        Some("consul" | "consuls") => user.map(|user| user.trim_start_matches(':')),
+        _ => user.and_then(|user| user.split_once(':')).map(|(_, secret)| secret),
+    };
     let in_options = rest.split(['?', '&', ' ']).filter_map(|part| {
         let (name, value) = part.split_once('=')?;
         // `secret_file` names a file.
@@ -132,6 +136,8 @@ mod tests {
             ("postgres://u:xy%20zzy@db/shop", "xy zzy"),
             ("postgres://u:xy%20zzy@db/shop", "xy%20zzy"),
             ("postgres://u:a:b@c@db/shop", "a:b@c"),
+            ("consul://:xyzzy@db", "xyzzy"),
+            ("consuls://xyzzy@db", "xyzzy"),
             ("postgres://db/shop?sslmode=disable&password=xyzzy", "xyzzy"),
             ("host=db password=xyzzy", "xyzzy"),
         ] {

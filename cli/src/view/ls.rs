@@ -10,7 +10,7 @@ use super::table::Column::{Short, Text, Time};
 use super::{format, report, table};
 use crate::outcome::{Failure, say, unless_closed};
 use crate::settings::Settings;
-use crate::text::print_json;
+use crate::text::{LogLevels, print_json};
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -18,6 +18,10 @@ Examples:
   palisade ls
   palisade ls orders/
   palisade ls --json | jq -r '.locks[].name'";
+
+/// A claim that cannot be read is reported: its lock may be missing from the list.
+pub(crate) const LOG_LEVELS: LogLevels =
+    LogLevels { default: "off,palisade::unreadable=warn", verbose: "off,palisade::unreadable=warn" };
 
 /// The options of `palisade ls`.
 #[derive(Debug, clap::Args)]

@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn a_wrong_line_of_a_script_is_found() {
         assert_eq!(checked("```sh\npalisade doctor\npalisade --version | grep palisade\n```"), Ok(Treatment::Run));
-        let unknown = error("```sh\ntrue\n\npalisade docter\n```");
+        let unknown = error("```sh\ntrue\n\npalisade doctr\n```");
         assert!(unknown.starts_with("a.md:4: this failed with exit code 64"), "{unknown}");
         assert!(unknown.contains("  |   tip: a similar subcommand exists: 'doctor'"), "{unknown}");
         assert!(error("```sh\nfalse | true\n```").starts_with("a.md:2:"), "a pipe hides nothing");

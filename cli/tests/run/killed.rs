@@ -1,9 +1,16 @@
 //! `palisade` or its warden is killed; commands leave processes behind.
 
+use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group, set_child_subreaper};
 
 use crate::fixture::{ALONE, Finished, Fixture, Running, is_running, pid, until};
@@ -63,6 +70,33 @@ fn killing_the_warden_ends_the_command_and_its_family_before_the_next_begins() {
         successor.end().expect(0, &["mine"]);
         holder.end().expect(137, &[]);
     }
+}
+
+/// `palisade` is killed after it has started the warden and before the warden has started the command. The process that the warden
+/// belongs to then may be in no process group that has a number here, as the first process of a container.
+#[test]
+fn a_warden_without_its_palisade_ends_the_command() {
+    let (ours, wardens) = UnixStream::pair().unwrap();
+    let script = r#"exec 3<&0; "$0" _warden sh -c 'exec sleep 1000' <&3 3<&- &"#;
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_palisade")]).stdin(OwnedFd::from(wardens));
+    let mut parent = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    assert!(parent.wait().unwrap().success());
+    // The command's stdin, and the order to start it.
+    let (descriptors, mut space) = ([ours.as_fd()], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    sendmsg(&ours, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL).unwrap();
+    writeln!(&ours, r#"{{"Deadlines":{{"term_at_ns":null,"kill_at_ns":{}}}}}"#, u64::MAX).unwrap();
+    let mut started = String::new();
+    BufReader::new(&ours).read_line(&mut started).unwrap();
+    let group = started.trim().strip_prefix(r#"{"Started":{"group":"#).and_then(|rest| rest.strip_suffix("}}"));
+    ours.shutdown(Shutdown::Both).unwrap();
+    let (mut printed, mut errors) = (String::new(), String::new());
+    parent.stdout.unwrap().read_to_string(&mut printed).unwrap();
+    parent.stderr.unwrap().read_to_string(&mut errors).unwrap();
+    assert_eq!((printed.as_str(), errors.as_str()), ("", ""), "{started}");
+    assert!(!is_running(pid(group.unwrap_or_else(|| panic!("{started}")))));
 }
 
 #[test]

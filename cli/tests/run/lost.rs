@@ -10,7 +10,7 @@ use rustix::process::{Signal, kill_process_group};
 use crate::fixture::{ALONE, Fixture, Running, until};
 
 /// Short, because these tests wait for it. A twentieth of it, the margin before the KILL, is enough to be scheduled.
-const TTL: &str = "2s";
+const TTL: &str = "4s";
 
 const PRINTS_TERM: &str = "trap 'echo term; exit 3' TERM; echo ready; while :; do sleep 0.01; done";
 const IGNORES_TERM: &str =

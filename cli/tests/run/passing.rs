@@ -175,6 +175,10 @@ fn the_lock_of_a_running_command_cannot_be_released_by_others() {
     let fixture = Fixture::new();
     let palisade = env!("CARGO_BIN_EXE_palisade");
     let ended = fixture.run(&["x"], &format!("{palisade} release && echo released; echo $?; exit 5"));
-    assert_eq!((ended.code, &ended.stdout[..]), (5, &["69".to_owned()][..]), "{ended:?}");
+    assert_eq!((ended.code, &ended.stdout[..]), (5, &["64".to_owned()][..]), "{ended:?}");
+    assert!(ended.errors.contains("is held by the `palisade run` that this command is part of"), "{ended:?}");
+    // Nor can a process that does not know who started it.
+    let ended = fixture.run(&["x"], &format!("unset PALISADE_RUN_SESSION; {palisade} release; echo $?"));
+    assert_eq!((ended.code, &ended.stdout[..]), (0, &["69".to_owned()][..]), "{ended:?}");
     assert!(ended.errors.contains("keeps it alive; no other process may"), "{ended:?}");
 }

@@ -2,7 +2,8 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, TcpListener};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -128,6 +129,55 @@ impl Server {
         server
     }
 
+    /// A Consul of one server.
+    pub(crate) fn consul() -> Server {
+        let (directory, port) = (tempfile::tempdir().expect("a directory"), free_port());
+        let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/consul/usr/bin/consul");
+        let mut command = Command::new(if ours.exists() { ours } else { "consul".into() });
+        command.args(["agent", "-server", "-bootstrap-expect=1", "-bind=127.0.0.1", "-client=127.0.0.1"]);
+        command.args(["-disable-host-node-id", "-dns-port=-1", "-grpc-port=-1", "-serf-wan-port=-1"]);
+        command.args([format!("-http-port={port}"), format!("-serf-lan-port={}", free_port())]);
+        command.arg(format!("-server-port={}", free_port()));
+        command.arg(format!("-data-dir={}", directory.path().join("data").display()));
+        command.arg("-hcl=session_ttl_min = \"1s\"");
+        let key = format!("http://127.0.0.1:{port}/v1/kv/none?consistent");
+        let answers = move || {
+            try_run("curl", &["-s", "-o", "/dev/null", "-w", "%{http_code}", &key])
+                .is_some_and(|status| status == "404")
+        };
+        Server::start(command, directory, format!("consul://127.0.0.1:{port}"), port, answers)
+    }
+
+    /// An etcd of one member.
+    pub(crate) fn etcd() -> Server {
+        let (directory, port, peers) = (tempfile::tempdir().expect("a directory"), free_port(), free_port());
+        let (clients, peers) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{peers}"));
+        let mut command = Command::new("etcd");
+        command.arg("--data-dir").arg(directory.path().join("data"));
+        command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
+        command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
+        command.args(["--initial-cluster", &format!("default={peers}")]);
+        let health = format!("{clients}/health");
+        let answers = move || try_run("curl", &["-sf", &health]).is_some();
+        Server::start(command, directory, format!("etcd://127.0.0.1:{port}"), port, answers)
+    }
+
+    /// A ZooKeeper of one server, whose sessions last for at most this time.
+    pub(crate) fn zookeeper(longest_session: Duration) -> Server {
+        let (directory, port) = (tempfile::tempdir().expect("a directory"), free_port());
+        let settings = format!(
+            "tickTime=500\nmaxSessionTimeout={}\ndataDir={}\nclientPort={port}\nclientPortAddress=127.0.0.1\nadmin.enableServer=false\n",
+            longest_session.as_millis(),
+            directory.path().join("data").display()
+        );
+        fs::write(directory.path().join("zoo.cfg"), settings).expect("a file");
+        let mut command = Command::new("java");
+        command.args(["-Djava.net.preferIPv4Stack=true", "-cp", "/usr/share/java/zookeeper.jar"]);
+        command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(directory.path().join("zoo.cfg"));
+        let answers = move || ask_zookeeper(port).is_some_and(|answer| answer.contains("Mode: "));
+        Server::start(command, directory, format!("zookeeper://127.0.0.1:{port}"), port, answers)
+    }
+
     fn start(mut command: Command, directory: TempDir, url: String, port: u16, answers: impl Fn() -> bool) -> Server {
         let log = File::create(directory.path().join("log")).expect("a file");
         let stderr = log.try_clone().expect("a file");
@@ -160,6 +210,17 @@ pub(crate) fn try_mariadb(port: u16, sql: &str) -> Option<String> {
 
 pub(crate) fn try_redis(port: u16, args: &[&str]) -> Option<String> {
     try_run("redis-cli", &[&["-p", &port.to_string()], args].concat())
+}
+
+/// Returns the answer of a ZooKeeper to the command `srvr`.
+fn ask_zookeeper(port: u16) -> Option<String> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
+    // A server that starts may accept a connection and never answer it.
+    stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
+    stream.write_all(b"srvr").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    Some(answer)
 }
 
 fn try_run(program: &str, args: &[&str]) -> Option<String> {

@@ -1,0 +1,196 @@
+//! `palisade cluster add`, `remove` and `transfer`.
+
+use std::io::{IsTerminal, stderr};
+use std::time::{Duration, Instant};
+
+use palisade::engine::service::{
+    ClusterError, ClusterStatus, Config, cluster_add, cluster_remove, cluster_status, cluster_transfer,
+};
+use palisade_server::storage::Member;
+use tokio::time::sleep;
+
+use super::failure;
+use crate::outcome::{Failure, say};
+use crate::spinner::Spinner;
+use crate::text::plain;
+
+/// The pause between two attempts, or two looks at the cluster.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long to wait for a node that does not lead any more, or for a change that is not finished.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long to wait before the reason is printed.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// A request that is repeated until it is accepted, and what it waits for.
+struct Progress {
+    until: Instant,
+    spinner: Option<Spinner>,
+    began: Instant,
+    /// Whether the reason was printed, where there is no terminal.
+    is_told: bool,
+    /// Whether a node has accepted the request.
+    has_begun: bool,
+}
+
+impl Progress {
+    fn new(timeout: Duration) -> Progress {
+        let spinner = stderr().is_terminal().then(Spinner::default);
+        let began = Instant::now();
+        Progress { until: began + timeout, spinner, began, is_told: false, has_begun: false }
+    }
+
+    /// Waits for the next attempt. Fails with the last reason once the time has passed.
+    async fn pause(&mut self, what: &str, why: &str) -> Result<(), Failure> {
+        if let Some(spinner) = &mut self.spinner {
+            spinner.redraw(&format!("{what}: {why}"));
+        } else if !self.is_told && self.began.elapsed() > QUIET {
+            say(&format!("{what}: {why}; waiting"));
+            self.is_told = true;
+        }
+        if Instant::now() >= self.until {
+            self.spinner = None;
+            return Err(Failure::Unavailable(match self.has_begun {
+                true => format!("{what} has begun, and goes on by itself: {why}"),
+                false => format!("{what} failed, and nothing was changed: {why}"),
+            }));
+        }
+        sleep(PAUSE).await;
+        Ok(())
+    }
+}
+
+/// Adds a node, and waits until it votes.
+pub(super) async fn add(config: &Config, node: &Member, timeout: Duration) -> Result<(), Failure> {
+    let (name, address) = (&node.name, &node.address);
+    let mut progress = Progress::new(timeout);
+    let what = format!("adding node {name}");
+    let mut is_repeated = false;
+    loop {
+        match cluster_add(config, name, address).await {
+            Ok(()) => break,
+            Err(ClusterError::NotThere(why)) => {
+                if !progress.is_told {
+                    say(&format!("{}. Waiting for it", plain(&why)));
+                    progress.is_told = true;
+                }
+                progress.pause(&what, &plain(&why)).await?;
+            }
+            // The answer to an earlier attempt may have been lost.
+            Err(ClusterError::Refused(_)) if is_repeated && is_member(config, name).await => break,
+            Err(error) => repeatable(&mut progress, &what, error).await?,
+        }
+        is_repeated = true;
+    }
+    progress.has_begun = true;
+    look(config, &mut progress, &what, |status| {
+        match status.members.iter().find(|member| member.name == *name).map(|member| member.role.as_str()) {
+            Some("follower" | "leader") => None,
+            Some(_) => Some("it receives the log".to_owned()),
+            None => Some("the other nodes are told".to_owned()),
+        }
+    })
+    .await?;
+    drop(progress);
+    say(&format!("node {name} is a member of the cluster now, and votes"));
+    Ok(())
+}
+
+/// Returns whether a node with this name is a member, for all that can be found out.
+async fn is_member(config: &Config, name: &str) -> bool {
+    cluster_status(config).await.is_ok_and(|status| status.members.iter().any(|member| member.name == name))
+}
+
+/// Removes a node, and waits until it is gone.
+pub(super) async fn remove(config: &Config, name: &str) -> Result<(), Failure> {
+    let mut progress = Progress::new(TIMEOUT);
+    let what = format!("removing node {}", plain(name));
+    let mut is_repeated = false;
+    while let Err(error) = cluster_remove(config, name).await {
+        // The answer to an earlier attempt may have been lost.
+        if matches!(error, ClusterError::Refused(_)) && is_repeated && !is_member(config, name).await {
+            break;
+        }
+        repeatable(&mut progress, &what, error).await?;
+        is_repeated = true;
+    }
+    progress.has_begun = true;
+    look(config, &mut progress, &what, |status| {
+        let is_there = status.members.iter().any(|member| member.name == name);
+        is_there.then(|| "it votes no more".to_owned())
+    })
+    .await?;
+    drop(progress);
+    say(&format!("node {} is removed; it can come back only with an empty directory", plain(name)));
+    Ok(())
+}
+
+/// Lets another node lead, and waits until it does.
+pub(super) async fn transfer(config: &Config, name: Option<&str>) -> Result<(), Failure> {
+    let mut progress = Progress::new(TIMEOUT);
+    let what = "letting another node lead";
+    let before = loop {
+        match cluster_status(config).await {
+            Ok(ClusterStatus { leader: Some(leader), .. }) => break leader,
+            Ok(_) => progress.pause(what, "no node leads now").await?,
+            Err(error) => repeatable(&mut progress, what, error).await?,
+        }
+    };
+    if name == Some(before.as_str()) {
+        say(&format!("node {} leads already", plain(&before)));
+        return Ok(());
+    }
+    let is_done = |status: &ClusterStatus| match (&status.leader, name) {
+        (Some(leader), Some(name)) => leader == name,
+        (Some(leader), None) => *leader != before,
+        (None, _) => false,
+    };
+    let leader = loop {
+        // It may be refused while the new leader does not know yet that it leads.
+        if let Err(error) = cluster_transfer(config, name).await {
+            repeatable(&mut progress, what, error).await?;
+        }
+        // A transfer that did not come about is tried again.
+        let look_until = Instant::now() + Duration::from_secs(3);
+        let mut found = None;
+        while found.is_none() && Instant::now() < look_until {
+            match cluster_status(config).await {
+                Ok(status) if is_done(&status) => found = status.leader,
+                _ => progress.pause(what, "it has begun").await?,
+            }
+        }
+        if let Some(leader) = found {
+            break leader;
+        }
+    };
+    drop(progress);
+    say(&format!("node {} leads now", plain(&leader)));
+    Ok(())
+}
+
+/// Waits before a request is repeated, if that can help.
+async fn repeatable(progress: &mut Progress, what: &str, error: ClusterError) -> Result<(), Failure> {
+    match &error {
+        ClusterError::NoLeader(_) | ClusterError::Busy(_) => progress.pause(what, &plain(&error.to_string())).await,
+        ClusterError::Failed(why) if why.is_retryable() => progress.pause(what, &plain(&why.to_string())).await,
+        _ => Err(failure(error)),
+    }
+}
+
+/// Looks at the cluster until there is nothing left to wait for.
+async fn look(
+    config: &Config,
+    progress: &mut Progress,
+    what: &str,
+    waits_for: impl Fn(&ClusterStatus) -> Option<String>,
+) -> Result<(), Failure> {
+    loop {
+        match cluster_status(config).await {
+            Ok(status) => match waits_for(&status) {
+                None => return Ok(()),
+                Some(why) => progress.pause(what, &why).await?,
+            },
+            Err(error) => repeatable(progress, what, error).await?,
+        }
+    }
+}
