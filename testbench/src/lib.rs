@@ -5,6 +5,7 @@
 pub mod bounded;
 pub mod chart;
 pub mod conformance;
+pub mod coordination;
 pub mod credentials;
 pub mod faulty_disk;
 pub mod faulty_engine;
@@ -31,6 +32,10 @@ struct Fencing;
 struct FencingPostgres;
 /// The same for the engines.
 #[cfg(doctest)]
+#[doc = include_str!("../../docs/engines/consul.md")]
+struct EngineConsul;
+/// As above.
+#[cfg(doctest)]
 #[doc = include_str!("../../docs/engines/mysql.md")]
 struct EngineMysql;
 /// As above.
@@ -49,3 +54,7 @@ struct SignedTokens;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/engines/redlock.md")]
 struct EngineRedlock;
+/// And for ZooKeeper.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/engines/zookeeper.md")]
+struct EngineZookeeper;

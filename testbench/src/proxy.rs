@@ -2,8 +2,8 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -50,6 +50,8 @@ struct Shared {
     accepted: watch::Sender<u64>,
     ended: watch::Sender<u64>,
     passed: [AtomicU64; 2],
+    /// The first lines of HTTP requests.
+    requests: Mutex<Vec<String>>,
 }
 
 impl Proxy {
@@ -67,6 +69,7 @@ impl Proxy {
             accepted: watch::Sender::default(),
             ended: watch::Sender::default(),
             passed: [AtomicU64::new(0), AtomicU64::new(0)],
+            requests: Mutex::default(),
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (there, plan) = (Arc::downgrade(&shared), shared.plan.subscribe());
@@ -117,6 +120,11 @@ impl Proxy {
         self.plan(|plan| plan.held[towards as usize] = accepted);
     }
 
+    /// Holds back bytes in this direction on all connections, including new ones, until [`Proxy::pass`].
+    pub fn hold_all(&self, towards: Towards) {
+        self.plan(|plan| plan.held[towards as usize] = u64::MAX);
+    }
+
     /// Holds back everything on all connections, including new ones, until [`Proxy::pass`].
     pub fn black_hole(&self) {
         self.plan(|plan| plan.held = [u64::MAX; 2]);
@@ -130,6 +138,11 @@ impl Proxy {
     /// Returns the number of bytes that have passed in this direction.
     pub fn passed(&self, towards: Towards) -> u64 {
         self.shared.passed[towards as usize].load(Ordering::SeqCst)
+    }
+
+    /// Returns the first lines of the HTTP requests that have passed: `GET /v1/kv/x?recurse HTTP/1.1`.
+    pub fn requests(&self) -> Vec<String> {
+        self.shared.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits until this number of connections have been accepted since the start.
@@ -201,6 +214,9 @@ async fn connect(client: TcpStream, server: SocketAddr, shared: Arc<Shared>) -> 
     over
 }
 
+/// How long a server has for requests that were held back, and whose client has closed the connection meanwhile.
+const LINGER: Duration = Duration::from_millis(500);
+
 /// One connection through the proxy.
 struct Passage {
     number: u64,
@@ -210,11 +226,16 @@ struct Passage {
 impl Passage {
     async fn pump(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf, towards: Towards) -> io::Result<()> {
         let Some(mut plan) = self.shared.upgrade().map(|shared| shared.plan.subscribe()) else { return Ok(()) };
-        let mut buffer = [0; 4096];
+        let (mut buffer, mut was_held) = ([0; 4096], false);
         loop {
+            was_held |= self.is_held(&plan.borrow(), towards);
             self.open(&mut plan, towards).await;
             let read = from.read(&mut buffer).await?;
             if read == 0 {
+                if was_held && towards == Towards::Server {
+                    // The server would drop a request whose connection has ended.
+                    tokio::time::sleep(LINGER).await;
+                }
                 return Ok(());
             }
             let delay = plan.borrow().delay;
@@ -222,8 +243,12 @@ impl Passage {
                 tokio::time::sleep(delay).await;
             }
             // The direction may have been held back meanwhile.
+            was_held |= self.is_held(&plan.borrow(), towards);
             self.open(&mut plan, towards).await;
             let mut rest = &buffer[..read];
+            if towards == Towards::Server {
+                self.note_request(rest);
+            }
             while !rest.is_empty() {
                 let may_pass = self.allowance(towards, rest.len());
                 to.write_all(&rest[..may_pass]).await?;
@@ -235,10 +260,23 @@ impl Passage {
         }
     }
 
+    /// A client writes a request at once, and the next one after the answer.
+    fn note_request(&self, piece: &[u8]) {
+        let line = piece.split(|byte| *byte == b'\r').next().unwrap_or_default();
+        if let (true, Some(shared)) = (line.ends_with(b" HTTP/1.1"), self.shared.upgrade()) {
+            let line = String::from_utf8_lossy(line).into_owned();
+            shared.requests.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+        }
+    }
+
     /// Waits until bytes may pass in this direction.
     async fn open(&self, plan: &mut watch::Receiver<Plan>, towards: Towards) {
         // The wait fails only if the proxy was dropped.
-        drop(plan.wait_for(|plan| self.number >= plan.held[towards as usize]).await);
+        drop(plan.wait_for(|plan| !self.is_held(plan, towards)).await);
+    }
+
+    fn is_held(&self, plan: &Plan, towards: Towards) -> bool {
+        self.number < plan.held[towards as usize]
     }
 
     /// Returns how many of these bytes may pass before the connections are cut.

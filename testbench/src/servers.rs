@@ -1,30 +1,37 @@
 //! Real servers for tests and benchmarks: started on free loopback ports, ended when dropped.
 
+mod consul;
+mod etcd;
 mod mariadb;
 mod pgbouncer;
 mod postgres;
 mod redis;
 mod s3;
+mod service_cluster;
 mod shared;
 mod zookeeper;
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 pub use self::s3::{Faults, Loss, S3};
+pub use consul::{Consul, ConsulCluster};
+pub use etcd::{Etcd, EtcdCluster};
 pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use redis::{Redis, RedisCluster, Sentinel};
+pub use service_cluster::ServiceCluster;
 pub use shared::Shared;
-pub use zookeeper::ZooKeeper;
+pub use zookeeper::{ZooKeeper, ZooKeeperEnsemble};
 
 /// The bound of a server's start.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -62,49 +69,19 @@ impl From<io::Error> for Absent {
     }
 }
 
-/// An etcd of one node.
-pub struct Etcd {
-    process: Process,
-    /// Its address: `http://127.0.0.1:12345`.
-    pub endpoint: String,
-}
-
-impl Etcd {
-    /// Starts one whose files are in this directory, and waits until it answers.
-    ///
-    /// # Errors
-    ///
-    /// It is not installed, or does not begin to answer.
-    pub fn start(directory: &Path) -> Result<Etcd, Absent> {
-        let (clients, peers) = (free_port()?, free_port()?);
-        let (endpoint, peer) = (format!("http://{clients}"), format!("http://{peers}"));
-        let mut command = Command::new("etcd");
-        command.arg("--data-dir").arg(directory.join("etcd")).args(["--name", "one"]);
-        command.args(["--listen-client-urls", &endpoint, "--advertise-client-urls", &endpoint]);
-        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-        command.args(["--initial-cluster", &format!("one={peer}")]);
-        let mut process = Process::start("etcd", command, directory)?;
-        process.until(|| is_healthy(clients))?;
-        Ok(Etcd { process, endpoint })
-    }
-
-    /// Returns its process id.
-    pub fn pid(&self) -> u32 {
-        self.process.child.id()
-    }
-}
-
 /// Whether `GET /health` is answered with a healthy server.
 fn is_healthy(address: SocketAddr) -> bool {
-    let ask = || -> io::Result<String> {
-        let mut stream = TcpStream::connect(address)?;
-        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-        stream.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
-    };
-    ask().is_ok_and(|answer| answer.contains(" 200 ") && answer.contains("true"))
+    get(address, "/health").is_ok_and(|answer| answer.contains(" 200 ") && answer.contains("true"))
+}
+
+/// Returns the answer to `GET`, with its headers.
+fn get(address: SocketAddr, path: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
 }
 
 /// Whether `PING` is answered.
@@ -120,9 +97,22 @@ fn answers_ping(address: SocketAddr) -> bool {
     ask().is_ok_and(|answer| answer == *b"+PONG\r\n")
 }
 
-/// A port without a listener. If another process takes it before it is used, the server fails to start and says so.
-fn free_port() -> io::Result<SocketAddr> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+/// Returns a free port, below the ephemeral range, so that no outgoing connection takes it before it is used.
+///
+/// # Errors
+///
+/// None is free.
+pub fn free_port() -> io::Result<SocketAddr> {
+    const PORTS: std::ops::Range<u32> = 10_000..30_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let begin = std::process::id().wrapping_mul(31);
+    let mut ports = PORTS.map(|_| {
+        let step = begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % PORTS.len() as u32;
+        SocketAddr::from((Ipv4Addr::LOCALHOST, (PORTS.start + step) as u16))
+    });
+    // Consul and its like listen to UDP too.
+    let free = ports.find(|port| TcpListener::bind(port).is_ok() && UdpSocket::bind(port).is_ok());
+    free.ok_or_else(|| io::ErrorKind::AddrInUse.into())
 }
 
 /// The Palisade service, of one node.

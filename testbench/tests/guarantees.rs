@@ -32,8 +32,8 @@ const WORDS: &str = "
   it ends a session too early or too late, but no grant and no token depends on it.
 - **pushed**: the engine notifies a waiter of its grant. **polled**: the waiter asks repeatedly.
 
-| engine | shared | permits | several at once | elections | delay | force-release | list | watch | leave | signed tokens |
-|---|---|---|---|---|---|---|---|---|---|---|
+| engine | shared | permits | resize | several at once | elections | delay | force-release | list | watch | leave | signed tokens |
+|---|---|---|---|---|---|---|---|---|---|---|---|
 ";
 
 /// How an engine is reached, and what it declared.
@@ -67,8 +67,14 @@ async fn declared(folder: &Path) -> Vec<Row> {
     ask(&mut rows, "postgres://…", &postgres.url()).await;
     let pooler = present(servers::PgBouncer::start(&inside(folder, "pgbouncer"), postgres.address, 4));
     ask(&mut rows, "postgres://…, through a transaction-mode pooler", &pooler.url()).await;
+    let etcd = present(servers::Etcd::start(&inside(folder, "etcd")));
+    ask(&mut rows, "etcd://…", &format!("etcd://{}", etcd.address)).await;
+    let consul = present(servers::Consul::start(&inside(folder, "consul")));
+    ask(&mut rows, "consul://…", &format!("consul://{}", consul.address)).await;
     let mariadb = present(servers::MariaDb::start(&inside(folder, "mariadb")));
     ask(&mut rows, "mysql://…", &mariadb.url()).await;
+    let zookeeper = present(servers::ZooKeeper::start(&inside(folder, "zookeeper")));
+    ask(&mut rows, "zookeeper://…", &format!("zookeeper://{}", zookeeper.address)).await;
     let redis = present(servers::Redis::start(&inside(folder, "redis"), "always"));
     ask(&mut rows, "redis://…", &redis.url()).await;
     ask(&mut rows, "postgres://…?mode=advisory", &format!("{}?mode=advisory", postgres.url())).await;
@@ -101,10 +107,10 @@ fn page(rows: &[Row]) -> String {
     }
     page.push_str(WORDS);
     for Row { url, declared } in rows {
-        let Offers { shared, permits, several, values, delay, force_release, list, watch, detach, signed } =
+        let Offers { shared, permits, resize, several, values, delay, force_release, list, watch, detach, signed } =
             declared.offers;
         write!(page, "| `{url}` |").expect("it is a string");
-        for offered in [shared, permits, several, values, delay, force_release, list, watch, detach, signed] {
+        for offered in [shared, permits, resize, several, values, delay, force_release, list, watch, detach, signed] {
             page.push_str(if offered { " yes |" } else { " – |" });
         }
         page.push('\n');

@@ -11,7 +11,7 @@ use palisade_server::node::{
     Response, Seeds,
 };
 use palisade_server::request::{AcquireRequest, Holder, Request};
-use palisade_server::storage::{Store, write_watermark};
+use palisade_server::storage::{Identity, Store, write_watermark};
 use palisade_server::{LockName, Token};
 use palisade_testbench::faulty_disk::{Dice, FaultyDisk};
 
@@ -217,8 +217,14 @@ impl World {
 
 fn start(disk: &FaultyDisk) -> (Store<FaultyDisk>, Node) {
     let (store, found) = Store::open_with(disk.clone(), None, 4096).unwrap();
-    let config = NodeConfig { wait_ms: 60_000, waiters: 1_000, waiters_per_user: 1_000, ..NodeConfig::default() };
-    (store, Node::new(config, &found, Seeds { hash_key: 7, session_ids: 7 }, None).unwrap())
+    let config = NodeConfig {
+        wait_ms: 60_000,
+        waiters: 1_000,
+        waiters_per_user: 1_000,
+        compact_after: usize::MAX,
+        ..NodeConfig::default()
+    };
+    (store, Node::new(config, &Identity::alone(1, 1), &found, Seeds { hash_key: 7, session_ids: 7 }, None).unwrap())
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use palisade_server::storage::disk::Disk;
 use palisade_server::storage::{
-    HardState, Record, Recovered, Snapshot, StorageError, Store, Watermark, Write, write_snapshot, write_watermark,
+    HardState, Membership, Record, Recovered, Snapshot, StorageError, Store, Watermark, Write,
+    write_received_snapshot, write_snapshot, write_watermark,
 };
 use palisade_testbench::faulty_disk::{Dice, Fault, FaultyDisk};
 
@@ -30,7 +31,12 @@ fn entry(index: u64) -> Record {
 }
 
 fn snapshot(index: u64) -> Snapshot {
-    Snapshot { index, term: 1 + index / 50, voters: vec![1], machine: vec![7; (index * 31 % 3000) as usize] }
+    Snapshot {
+        index,
+        term: 1 + index / 50,
+        membership: Membership::default(),
+        machine: vec![7; (index * 31 % 3000) as usize],
+    }
 }
 
 impl Node {
@@ -174,4 +180,23 @@ fn a_log_that_lost_an_entry_which_the_watermark_knows_is_refused() {
             Store::open_with(disk.clone(), Some(77), SEGMENT).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         }
     }
+}
+
+/// A member that was cut off wrote entries that were never committed. The snapshot of another member replaces them.
+#[test]
+fn entries_that_a_received_snapshot_replaced_do_not_come_back() {
+    let disk = FaultyDisk::default();
+    let (mut store, _) = Store::open_with(disk.clone(), None, SEGMENT).unwrap();
+    let old = (1..=150).map(|index| Record { term: 3, ..entry(index) }).collect();
+    store.append(&Write { hard_state: HardState { term: 3, vote: 1, commit: 40 }, records: old }).unwrap();
+    write_received_snapshot(&disk, &Snapshot { term: 5, ..snapshot(100) }).unwrap();
+
+    // It stops before it has written anything after the snapshot.
+    let (mut store, found) = Store::open_with(disk.clone(), None, SEGMENT).unwrap();
+    assert_eq!((found.last_index(), found.records.len()), (100, 0));
+    let next = Record { term: 5, ..entry(101) };
+    let write = Write { hard_state: HardState { term: 5, vote: 2, commit: 100 }, records: vec![next.clone()] };
+    store.append(&write).unwrap();
+    let (_, found) = Store::open_with(disk, None, SEGMENT).unwrap();
+    assert_eq!(found.records, [next]);
 }

@@ -7,8 +7,8 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts};
 use palisade_testbench::servers::MariaDb;
 
+use crate::driver::{Contender, ROUNDS, Sample, WORKLOADS, sample, show};
 use crate::ours::{lock, ours, ours_in_one};
-use crate::{CROWD, Contender, ROUNDS, Sample, sample, show};
 
 struct GetLock {
     conn: Conn,
@@ -80,7 +80,7 @@ async fn upsert(url: &str, clients: usize, is_hot: bool, length: Duration) -> Sa
     sample(contenders, is_hot, length).await
 }
 
-pub(crate) async fn measure(length: Duration) {
+pub(crate) async fn measure(length: Duration) -> Vec<String> {
     // On the disk that the build is on: a directory for temporary files may be in memory.
     let folder = tempfile::tempdir_in(".").unwrap();
     let server = MariaDb::start(&folder.path().canonicalize().unwrap());
@@ -89,11 +89,9 @@ pub(crate) async fn measure(length: Duration) {
     let table = "CREATE TABLE locks (name VARCHAR(255) PRIMARY KEY, owner BIGINT, until DATETIME(6)) ENGINE = InnoDB";
     raw(&url).await.query_drop(table).await.unwrap();
     let names = ["palisade", "palisade, one client with all tasks", "GET_LOCK", "upsert, and a poll of 10 to 100 ms"];
-    for (title, clients, is_hot, wanted) in [
-        ("MariaDB, W1: 1 client", 1, false, 1.0),
-        ("MariaDB, W1: 64 clients on distinct locks", CROWD, false, 1.0),
-        ("MariaDB, W2: one hot lock, 64 contenders", CROWD, true, 10.0),
-    ] {
+    let mut missed = Vec::new();
+    for (workload, wanted) in WORKLOADS.iter().zip([1.0, 1.0, 10.0]) {
+        let (clients, is_hot) = (workload.clients, workload.is_hot);
         let mut rounds = Vec::new();
         for _ in 0..ROUNDS {
             rounds.push(vec![
@@ -103,6 +101,7 @@ pub(crate) async fn measure(length: Duration) {
                 upsert(&url, clients, is_hot, length).await,
             ]);
         }
-        show(title, &names, &rounds, &[None, None, None, Some(wanted)]);
+        missed.extend(show("MariaDB", workload, &names, &rounds, &[None, None, None, Some(wanted)]));
     }
+    missed
 }

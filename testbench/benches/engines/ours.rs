@@ -4,13 +4,20 @@ use std::time::Duration;
 
 use palisade::{LockGuard, Options, Palisade};
 
-use crate::{Contender, Sample, sample};
+use crate::driver::{Contender, Sample, sample};
 
 /// A client of ours with a session of its own.
-struct Ours {
+pub(crate) struct Ours {
     client: Palisade,
     lock: String,
-    guard: Option<LockGuard>,
+    pub(crate) guard: Option<LockGuard>,
+}
+
+impl Ours {
+    pub(crate) async fn connect(url: &str, lock: String) -> Ours {
+        let client = Options::new().ttl(Duration::from_secs(30)).connect(url).await.unwrap();
+        Ours { client, lock, guard: None }
+    }
 }
 
 impl Contender for Ours {
@@ -32,15 +39,14 @@ pub(crate) fn lock(number: usize, is_hot: bool) -> String {
 pub(crate) async fn ours(url: &str, clients: usize, is_hot: bool, length: Duration) -> Sample {
     let mut contenders = Vec::new();
     for number in 0..clients {
-        let client = Options::new().ttl(Duration::from_secs(60)).connect(url).await.unwrap();
-        contenders.push(Ours { client, lock: lock(number, is_hot), guard: None });
+        contenders.push(Ours::connect(url, lock(number, is_hot)).await);
     }
     sample(contenders, is_hot, length).await
 }
 
 /// One client for all.
 pub(crate) async fn ours_in_one(url: &str, clients: usize, is_hot: bool, length: Duration) -> Sample {
-    let client = Options::new().ttl(Duration::from_secs(60)).connect(url).await.unwrap();
+    let client = Options::new().ttl(Duration::from_secs(30)).connect(url).await.unwrap();
     let contender = |number| Ours { client: client.clone(), lock: lock(number, is_hot), guard: None };
     sample((0..clients).map(contender).collect(), is_hot, length).await
 }

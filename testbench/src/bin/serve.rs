@@ -2,7 +2,10 @@
 //! Port 0 is any free one. With `SERVE_TLS=FOLDER` connections are encrypted with `server.pem` and `server.key` of that
 //! folder; if it has `clients.pem` too, clients must have certificates of that authority. With
 //! `SERVE_USERS="NAME HASH VERB PREFIX;…"` there are users, each with one right; a prefix may be empty. With `SERVE_SIGN`
-//! tokens are signed.
+//! tokens are signed. With `SERVE_CLUSTER="NAME=ADDRESS;…"` and `SERVE_NODE=NAME` it is a node of a cluster, which listens at `SERVE_PEERS`; with `SERVE_PEER_TLS=FOLDER`
+//! the nodes encrypt their connections with the files in that folder. `SERVE_LOG_VERSION` is the version of the log that it says it understands. `SERVE_COMPACT_AFTER` is the bytes of the log between two
+//! snapshots. With `SERVE_HTTP=ADDRESS` it offers HTTP there, to at most `SERVE_HTTP_CONNECTIONS` clients at once. With `SERVE_USER_FROM=dns`
+//! the first DNS name of a client's certificate is its user.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout)]
 
@@ -13,13 +16,16 @@ use std::path::Path;
 
 use palisade_server::access::{Rule, User, Users};
 use palisade_server::sign::Signer;
-use palisade_server::tls::{Tls, TlsFiles};
-use palisade_server::{Config, serve};
+use palisade_server::tls::{Tls, TlsFiles, UserFrom};
+use palisade_server::{ClusterConfig, Config, Founding, Http, Listeners, PeerTls, PeerTlsFiles, serve};
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::task::LocalSet;
 
 fn main() -> Result<(), Box<dyn Error>> {
+    // With the audit log, and with who leads.
+    let filter = tracing_subscriber::EnvFilter::new("warn,palisade::audit=info,palisade_server::node=info");
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(std::io::stderr).init();
     let mut arguments = env::args().skip(1);
     let (Some(directory), Some(address)) = (arguments.next(), arguments.next()) else {
         return Err("usage: serve DIRECTORY ADDRESS".into());
@@ -27,14 +33,30 @@ fn main() -> Result<(), Box<dyn Error>> {
     let tls = env::var("SERVE_TLS").ok().map(|folder| tls(Path::new(&folder))).transpose()?;
     let users = env::var("SERVE_USERS").ok().map(|users| read_users(&users)).transpose()?;
     let signer = env::var_os("SERVE_SIGN").map(|_| Signer::new(Path::new(&directory)));
-    let config = Config { tls, users, signer, ..Config::new(directory) };
+    let cluster = env::var("SERVE_NODE").ok().map(cluster).transpose()?;
+    let compact_after = env::var("SERVE_COMPACT_AFTER").ok().map(|bytes| bytes.parse()).transpose()?;
+    let log_version = env::var("SERVE_LOG_VERSION").ok().map(|version| version.parse()).transpose()?;
+    let config = Config { tls, users, signer, cluster, compact_after, log_version, ..Config::new(directory) };
     let runtime = Builder::new_current_thread().enable_all().build()?;
     LocalSet::new().block_on(&runtime, async {
-        let listener = TcpListener::bind(address).await?;
-        println!("{}", listener.local_addr()?);
+        let peers = match config.cluster.as_ref() {
+            Some(_) => Some(TcpListener::bind(env::var("SERVE_PEERS")?).await?),
+            None => None,
+        };
+        let resp = TcpListener::bind(address).await?;
+        let http = env::var("SERVE_HTTP").ok().map(|address| http(&address)).transpose()?;
+        println!("{}", resp.local_addr()?);
         std::io::stdout().flush()?;
-        Ok(serve(config, listener).await?)
+        Ok(serve(config, Listeners { resp, http, peers }).await?)
     })
+}
+
+fn http(address: &str) -> Result<Http, Box<dyn Error>> {
+    let mut http = Http::new(std::net::TcpListener::bind(address)?);
+    if let Ok(most) = env::var("SERVE_HTTP_CONNECTIONS") {
+        http.bounds.connections = most.parse()?;
+    }
+    Ok(http)
 }
 
 fn tls(folder: &Path) -> Result<Tls, Box<dyn Error>> {
@@ -44,8 +66,20 @@ fn tls(folder: &Path) -> Result<Tls, Box<dyn Error>> {
         key: folder.join("server.key"),
         client_ca,
         client_optional: false,
-        user_from: None,
+        user_from: env::var_os("SERVE_USER_FROM").map(|_| UserFrom::Dns),
     })?)
+}
+
+fn cluster(name: String) -> Result<ClusterConfig, Box<dyn Error>> {
+    let founders = env::var("SERVE_CLUSTER")?;
+    let founders = founders.split(';').filter_map(|node| node.split_once('='));
+    let founders = founders.map(|(name, address)| (name.to_owned(), address.to_owned())).collect();
+    let tls = env::var("SERVE_PEER_TLS").ok().map(|folder| {
+        let file = |name: &str| Path::new(&folder).join(name);
+        let (certificate, key) = (file("server.pem"), file("server.key"));
+        PeerTls::load(&PeerTlsFiles { certificate, key, ca: file("ca.pem") })
+    });
+    Ok(ClusterConfig { founding: Founding { name, founders }, tls: tls.transpose()? })
 }
 
 fn read_users(users: &str) -> Result<Users, Box<dyn Error>> {

@@ -8,6 +8,8 @@
 //! | `token` | asks the guard | `token TOKEN` or `lost` |
 //! | `fate` | waits until the lock is lost | why it was lost |
 //! | `release` | releases | `released` or `lost` |
+//! | `seal FILE` | seals the fenced file with the token of the last grant | `sealed NUMBER` or `superseded` |
+//! | `write FILE NUMBER` | writes with that token, without a look at the lock | `written NUMBER` or `superseded` |
 //! | `waiters NAME` | inspects the lock | the number of waiters |
 //! | `clock` | reads the boot clock | its milliseconds |
 //! | `count FILE NAME TIMES` | increments the number in the file under the lock | `ack TOKEN` for each, then `counted` |
@@ -24,7 +26,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use palisade::blocking::{Held, Palisade, connect_with};
-use palisade::{BootInstant, LockGuard, Options};
+use palisade::{BootInstant, LockGuard, Options, Token};
 use palisade_testbench::fenced_file::{Access, FencedFile};
 use palisade_testbench::soak::work::{Orders, Working};
 
@@ -32,6 +34,7 @@ use palisade_testbench::soak::work::{Orders, Working};
 struct Worker {
     palisade: Option<Palisade>,
     held: Option<Held<LockGuard>>,
+    token: Option<Token>,
     soaking: Option<Working>,
 }
 
@@ -81,6 +84,17 @@ impl Worker {
                 Err(error) if error.loss().is_some() => "lost".to_owned(),
                 Err(error) => return Err(error.into()),
             }),
+            ["seal", file] => Ok(match FencedFile::open(Path::new(file))?.seal(self.token()?)? {
+                Access::Done(number) => format!("sealed {number}"),
+                Access::Superseded => "superseded".to_owned(),
+            }),
+            ["write", file, number] => {
+                let written = FencedFile::open(Path::new(file))?.write(self.token()?, number.parse()?)?;
+                Ok(match written {
+                    Access::Done(number) => format!("written {number}"),
+                    Access::Superseded => "superseded".to_owned(),
+                })
+            }
             ["waiters", name] => {
                 let lock = self.palisade()?.inspect(name)?;
                 Ok(lock.map_or(0, |lock| lock.waiters.len()).to_string())
@@ -109,9 +123,13 @@ impl Worker {
         self.held.as_ref().ok_or("nothing is held")
     }
 
+    fn token(&self) -> Result<Token, &'static str> {
+        self.token.ok_or("nothing was granted")
+    }
+
     fn hold(&mut self, guard: Held<LockGuard>) -> Result<String, Box<dyn Error>> {
         let token = guard.token()?;
-        self.held = Some(guard);
+        (self.held, self.token) = (Some(guard), Some(token));
         Ok(format!("granted {token}"))
     }
 

@@ -11,8 +11,8 @@ use palisade::{EfficiencyGuard, Error, ErrorKind, Event, LockGuard, Loss, Misuse
 use crate::bounded::{BOUND, check, within};
 use crate::faulty_engine::EngineFaults;
 
-/// The TTL of clients that a promise cuts off.
-pub(super) const SHORT_TTL: Duration = Duration::from_millis(600);
+/// The TTL of clients that a promise cuts off. Long enough for a session to live until then on a busy machine.
+pub(super) const SHORT_TTL: Duration = Duration::from_millis(2500);
 
 /// An engine to be checked. All clients of one subject, and of its clones, must share the same locks.
 pub trait Subject: Clone + Send + Sync + 'static {

@@ -26,9 +26,11 @@ pub async fn contention_is_a_value_and_not_an_error<S: Subject>(bench: &Bench<S>
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let held = take(&alice, &name).await;
     assert!(try_take(&bob, &name).await.is_none());
-    assert!(ok(ask(&bob, &name, Wait::Within(Duration::ZERO)).await).is_none());
     let lock = ok(bob.inspect(&name).await).expect("alice holds it");
     assert_eq!((lock.holders.len(), lock.waiters.len()), (1, 0));
+    assert!(ok(ask(&bob, &name, Wait::Within(Duration::ZERO)).await).is_none());
+    // The keeper answers first if the engine takes long to cancel the request.
+    bench.until_queued(&alice, &name, 0).await;
     ok(held.release().await);
     bench.until_idle(&alice, &name).await;
 }
@@ -81,8 +83,7 @@ pub async fn a_wait_that_times_out_is_none_and_leaves_nothing_queued<S: Subject>
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let held = take(&alice, &name).await;
     assert!(ok(ask(&bob, &name, Wait::Within(Duration::from_millis(20))).await).is_none());
-    let lock = ok(bob.inspect(&name).await).expect("alice holds it");
-    assert_eq!(lock.waiters, []);
+    bench.until_queued(&alice, &name, 0).await;
     ok(held.release().await);
     bench.until_idle(&alice, &name).await;
     assert!(try_take(&bob, &name).await.is_some());

@@ -135,19 +135,29 @@ macro_rules! __tests {
             }
         )*
     };
+    (($subject:expr, $ignored:literal) $($name:ident)*) => {
+        $(
+            #[test]
+            #[ignore = $ignored]
+            fn $name() {
+                $crate::conformance::run($subject, $crate::conformance::$name);
+            }
+        )*
+    };
 }
 
 /// The names of all promises.
 pub const PROMISES: &[&str] = for_each_promise!(__names! {});
 
-/// A module of tests, one per promise, for one engine. Each test creates the subject again.
+/// A module of tests, one per promise, for one engine. Each test creates the subject again. With a reason after `ignore`, they
+/// run only if they are asked for.
 #[macro_export]
 macro_rules! conformance {
-    ($engine:ident, $subject:expr) => {
+    ($engine:ident, $subject:expr $(, ignore = $reason:literal)?) => {
         mod $engine {
             #[allow(unused_imports)]
             use super::*;
-            $crate::for_each_promise! { __tests! { ($subject) } }
+            $crate::for_each_promise! { __tests! { ($subject $(, $reason)?) } }
         }
     };
 }

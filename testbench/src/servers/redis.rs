@@ -127,12 +127,15 @@ impl RedisCluster {
     /// It is not installed, or does not begin to answer.
     pub fn start(directory: &Path) -> Result<RedisCluster, Absent> {
         let mut nodes = Vec::new();
-        for number in 0..3 {
-            let options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"];
-            nodes.push(Redis::start_with(&directory.join(format!("node-{number}")), &options)?);
-        }
         let mut create = vec!["--cluster".to_owned(), "create".to_owned()];
-        create.extend(nodes.iter().map(|node| node.address.to_string()));
+        for number in 0..3 {
+            // Without this option a node also takes the port 10,000 above its own, which an outgoing connection may have.
+            let bus = free_port()?.port().to_string();
+            let options = ["--cluster-enabled", "yes", "--cluster-port", &bus];
+            let node = Redis::start_with(&directory.join(format!("node-{number}")), &options)?;
+            create.push(format!("{}@{bus}", node.address));
+            nodes.push(node);
+        }
         create.extend(["--cluster-replicas", "0", "--cluster-yes"].map(str::to_owned));
         cli(nodes[0].address, &create.iter().map(String::as_str).collect::<Vec<_>>());
         for node in &mut nodes {

@@ -13,7 +13,7 @@ use crate::model::{Pair, check_cases, compare_with_rules};
 #[test]
 fn the_database_does_what_the_rules_do_with_all_that_is_rare_between_any_two_calls() {
     let fixture = Fixture::new();
-    check_cases(20, async |cases| {
+    check_cases(10, async |cases| {
         compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), cases, async |_| ()).await;
     });
 }
@@ -21,7 +21,7 @@ fn the_database_does_what_the_rules_do_with_all_that_is_rare_between_any_two_cal
 #[test]
 fn the_database_does_what_the_rules_do_whatever_the_settings_of_its_callers() {
     let fixture = Fixture::in_character_set("utf16");
-    check_cases(20, async |cases| {
+    check_cases(10, async |cases| {
         compare_with_rules(Functions::of(&fixture).await.with_settings_of_others().await, cases, async |_| ()).await;
     });
 }
@@ -34,7 +34,7 @@ fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
     let server = Server::start_with(folder.path(), &clock.variables()).unwrap_or_else(|absent| panic!("{absent}"));
     server.run("SET GLOBAL innodb_flush_log_at_trx_commit = 0").expect("it is not killed");
     let fixture = Fixture::at(server.address, "jumping");
-    check_cases(8, async |cases| {
+    check_cases(5, async |cases| {
         let steps = Cell::new(0_u32);
         compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), cases, async |pair| {
             steps.set(steps.get() + 1);

@@ -104,7 +104,7 @@ fn a_waiter_at_a_store_that_lost_its_data_gets_an_error() {
         fixture.cut_connections().await;
         let reply = waiting.await.expect("a task").expect_err("tokens begin again").to_string();
         // A polling client may have found its session gone before its connection was cut.
-        assert!(reply.contains("has lost its data") || reply.contains("its session expired"), "{reply}");
+        assert!(reply.contains("has lost its data") || reply.contains("its session is over"), "{reply}");
     });
 }
 

@@ -418,7 +418,7 @@ pub(crate) async fn compare_with_rules(store: Functions, cases: u32, disturb: im
 #[test]
 fn the_database_does_what_the_rules_do() {
     let fixture = Fixture::new();
-    check_cases(60, async |cases| {
+    check_cases(30, async |cases| {
         compare_with_rules(Functions::of(&fixture).await, cases, async |_| ()).await;
     });
 }

@@ -12,7 +12,7 @@ use crate::model::{Pair, check_cases, compare_with_rules};
 #[test]
 fn the_database_does_what_the_rules_do_with_all_that_is_rare_between_any_two_calls() {
     let fixture = Fixture::new();
-    check_cases(25, async |cases| {
+    check_cases(12, async |cases| {
         compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), cases, async |_| ()).await;
     });
 }
@@ -20,7 +20,7 @@ fn the_database_does_what_the_rules_do_with_all_that_is_rare_between_any_two_cal
 #[test]
 fn the_database_does_what_the_rules_do_in_every_kind_of_transaction() {
     let fixture = Fixture::new();
-    check_cases(15, async |cases| {
+    check_cases(8, async |cases| {
         let store = Functions::of(&fixture).await.with_rare_forced().in_transactions();
         compare_with_rules(store, cases, async |_| ()).await;
     });
@@ -30,7 +30,7 @@ fn the_database_does_what_the_rules_do_in_every_kind_of_transaction() {
 #[test]
 fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
     let fixture = Fixture::new();
-    check_cases(12, async |cases| {
+    check_cases(6, async |cases| {
         let steps = RefCell::new(0);
         compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), cases, async |pair| {
             *steps.borrow_mut() += 1;

@@ -6,8 +6,10 @@ use palisade_testbench::wall_clock::WallClock;
 use crate::actors::{Worker, token};
 use crate::fixture::{Fixture, Server};
 
-/// Short, so that the test does not wait for long; nothing else depends on it.
-const TTL_MS: u64 = 600;
+/// The TTL of sessions that must end, in milliseconds.
+const SHORT_TTL: u64 = 1_500;
+/// The TTL of sessions that must not end.
+const LONG_TTL: u64 = 60_000;
 
 fn worker(url: &str, ttl_ms: u64) -> Worker {
     let mut worker = Worker::under("env", &[] as &[&str], &[]);
@@ -19,7 +21,7 @@ fn worker(url: &str, ttl_ms: u64) -> Worker {
 #[test]
 fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
     let fixture = Fixture::new();
-    let (mut old, mut new) = (worker(&fixture.url(), TTL_MS), worker(&fixture.url(), TTL_MS));
+    let (mut old, mut new) = (worker(&fixture.url(), SHORT_TTL), worker(&fixture.url(), LONG_TTL));
     let before = old.acquire("orders");
     old.stop();
     // Only the end of the old session can let the new one in.
@@ -29,7 +31,7 @@ fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
     assert_eq!(old.ask("token"), "lost");
     assert_eq!(old.ask("release"), "lost");
     // Fault 9: its late release does not free the newer grant.
-    assert_eq!(worker(&fixture.url(), TTL_MS).ask("try orders"), "busy");
+    assert_eq!(worker(&fixture.url(), LONG_TTL).ask("try orders"), "busy");
     assert_eq!(new.ask("token"), format!("token {after}"));
 }
 
@@ -37,7 +39,7 @@ fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
 #[test]
 fn a_stopped_waiter_is_passed_over_and_never_granted() {
     let fixture = Fixture::new();
-    let mut workers = [(); 3].map(|()| worker(&fixture.url(), TTL_MS));
+    let mut workers = [LONG_TTL, SHORT_TTL, LONG_TTL].map(|ttl| worker(&fixture.url(), ttl));
     let [holder, waiter, next] = &mut workers;
     holder.acquire("orders");
     waiter.send("acquire orders");

@@ -1,12 +1,12 @@
 //! Encrypted connections, and users with exactly the rights that docs/engines/redis.md lists.
 
 use std::error::Error as _;
-use std::net::TcpListener;
 
 use palisade::engine::redis::{Config, survey};
 use palisade::engine::remote::SecurityError;
 use palisade::{ErrorKind, Palisade};
 use palisade_testbench::credentials::{self, Authority, Credentials};
+use palisade_testbench::servers::free_port;
 use tempfile::TempDir;
 
 use crate::fixture::{Fixture, LONG_TTL, check, connect, take, taken, taking, until_queued};
@@ -18,7 +18,7 @@ const RIGHTS: &str = "+@connection +@scripting +@hash +@sortedset +@pubsub +time
 fn encrypted() -> (Fixture, u16) {
     let folder = tempfile::tempdir().expect("a folder");
     drop(Credentials::new(folder.path()));
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port();
+    let port = free_port().expect("a port").port();
     let file = |name: &str| folder.path().join(name).display().to_string();
     let (cert, key, ca, number) = (file("server.pem"), file("server.key"), file("ca.pem"), port.to_string());
     let options =

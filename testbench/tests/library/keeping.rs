@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use palisade::{BootInstant, Loss, Options, Standing};
+use palisade_testbench::bounded::until;
 use palisade_testbench::faulty_engine::{Act, Call, Cut, EngineFaults};
 
 use crate::fixture::{Fixture, check};
@@ -66,6 +67,28 @@ fn a_keep_alive_without_an_answer_is_followed_by_another() {
         faults.until_begun(Call::KeepAlive, before + 4).await;
         guard.token().expect("it is held");
         assert_eq!(faults.begun(Call::OpenSession), 1);
+    });
+}
+
+/// Fault 12: a lock that is granted after an outage is delivered when a keep-alive has confirmed its session.
+#[test]
+fn a_lock_is_not_delivered_in_jeopardy() {
+    check(async {
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client_with(&faults, Options::new().ttl(Duration::from_secs(9))).await;
+        let guard = client.lock("lock").acquire().await.expect("it is free");
+        faults.always(Call::KeepAlive, Act::Fail);
+        assert!(matches!(guard.jeopardy().await, Standing::Jeopardy { .. }));
+        let acquire = client.lock("other").acquire();
+        let acquiring = tokio::spawn(async move {
+            let granted = acquire.await.expect("its session goes on");
+            (granted.standing(), granted)
+        });
+        let other = fixture.client().await;
+        until("it is granted", async || other.inspect("other").await.expect("an answer").is_some()).await;
+        faults.mend();
+        let (standing, _granted) = acquiring.await.expect("no panic");
+        assert_eq!(standing, Standing::Held);
     });
 }
 

@@ -47,7 +47,7 @@ fn messages_about_names() {
 fn messages_about_urls_and_times() {
     check(async {
         let fixture = Fixture::new();
-        assert_snapshot!(message(palisade::connect("redis\u{7}://localhost").await), @r#"cannot connect: 'redis\u{7}' names no engine of this build; there are: embedded:, memory:, mysql:, palisade:, palisades:, postgres:, postgresql:, redis:, rediss:, redlock: | not to be retried, no effect"#);
+        assert_snapshot!(message(palisade::connect("redis\u{7}://localhost").await), @r#"cannot connect: 'redis\u{7}' names no engine of this build; there are: consul:, consuls:, embedded:, etcd:, etcds:, memory:, mysql:, palisade:, palisades:, postgres:, postgresql:, redis:, rediss:, redlock:, zk:, zookeeper: | not to be retried, no effect"#);
         let connect = async |ttl| message(Options::new().ttl(ttl).connect(&fixture.url()).await);
         assert_snapshot!(connect(Duration::ZERO).await, @"cannot open a session on memory: ttl_ms must not be 0 | not to be retried, no effect");
         assert_snapshot!(connect(Duration::from_millis(5)).await, @"cannot open a session on memory: ttl_ms must be at least 100, this is 5 | not to be retried, no effect");
@@ -65,7 +65,7 @@ fn messages_about_refusals() {
         let _permit = client.semaphore("gpu", 4).acquire().await.expect("it is free");
         let guard = client.lock("lock").acquire().await.expect("it is free");
         let token = guard.token().expect("it is held");
-        assert_snapshot!(message(client.semaphore("gpu", 2).acquire().await), @"cannot acquire 'gpu' on memory: semaphore 'gpu' has 4 permits, not 2; use 4, or resize it | not to be retried, no effect");
+        assert_snapshot!(message(client.semaphore("gpu", 2).acquire().await), @"cannot acquire 'gpu' on memory: semaphore 'gpu' is in use with 4 permits, not 2; use 4, or wait until it is free | not to be retried, no effect");
         assert_snapshot!(message(client.semaphore("gpu", 4).acquire_many(5).await), @"cannot acquire 'gpu' on memory: 5 permits of 4 cannot be had: take between 1 and all of them | not to be retried, no effect");
         assert_snapshot!(message(client.semaphore("lock", 4).acquire().await), @"cannot acquire 'lock' on memory: 'lock' is in use as a lock, it cannot be used as a semaphore of 4 at the same time | not to be retried, no effect");
         assert_snapshot!(message(client.lock_all(["a", "a"]).acquire().await), @"cannot acquire 'a, a' on memory: lock 'a' is named twice in one request | not to be retried, no effect");
@@ -101,7 +101,7 @@ fn messages_about_losses() {
         assert_snapshot!(message(leadership.publish("late").await), @"cannot publish a value for 'boss' on memory: its session was closed; connect again | not to be retried, no effect");
         assert_snapshot!(message(client.lock("orders/42").acquire().await), @"cannot acquire 'orders/42' on memory: its session was closed; connect again | not to be retried, no effect");
         assert_snapshot!(message(client.list("orders/").await), @"cannot list locks below 'orders/' on memory: its session was closed; connect again | not to be retried, no effect");
-        assert_snapshot!(text(&Loss::Expired), @"its session expired: it was not kept alive in time");
+        assert_snapshot!(text(&Loss::Expired), @"its session is over: it was not kept alive in time, or was deleted");
     });
 }
 

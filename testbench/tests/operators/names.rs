@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use crate::fixture::{Fixture, LONG_MS, is_privileged};
 
 /// Short enough that a holder notices soon; nothing else depends on it.
-const TTL_MS: u64 = 600;
+const TTL_MS: u64 = 1_500;
 
 #[test]
 fn a_symbolic_link_leads_to_the_same_locks() {

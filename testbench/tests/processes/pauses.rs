@@ -4,13 +4,15 @@ use palisade_testbench::bounded::block_until;
 
 use crate::actors::{TempStore, Worker};
 
-/// Short, so that the test does not wait for long; nothing else depends on it.
-const TTL_MS: u64 = 400;
+/// The TTL of sessions that must end, in milliseconds.
+const SHORT_TTL: u64 = 1_000;
+/// The TTL of sessions that must not end.
+const LONG_TTL: u64 = 60_000;
 
 #[test]
 fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
     let place = TempStore::new();
-    let (mut old, mut new) = (Worker::start(&place, TTL_MS), Worker::start(&place, TTL_MS));
+    let (mut old, mut new) = (Worker::start(&place, SHORT_TTL), Worker::start(&place, LONG_TTL));
     let before = old.acquire("orders");
     old.stop();
     // Only the end of the old session can free the lock.
@@ -24,13 +26,13 @@ fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
 #[test]
 fn a_late_release_does_not_free_a_newer_grant() {
     let place = TempStore::new();
-    let (mut old, mut new) = (Worker::start(&place, TTL_MS), Worker::start(&place, TTL_MS));
+    let (mut old, mut new) = (Worker::start(&place, SHORT_TTL), Worker::start(&place, LONG_TTL));
     old.acquire("orders");
     old.stop();
     let token = new.acquire("orders");
     old.go_on();
     assert_eq!(old.ask("release"), "lost");
-    let mut third = Worker::start(&place, TTL_MS);
+    let mut third = Worker::start(&place, LONG_TTL);
     assert_eq!(third.ask("try orders"), "busy");
     assert_eq!(new.ask("token"), format!("token {token}"));
 }
@@ -51,7 +53,7 @@ fn a_killed_holder_is_replaced_without_waiting_for_its_ttl() {
 #[test]
 fn a_stopped_waiter_is_passed_over_and_never_granted() {
     let place = TempStore::new();
-    let mut workers = [(); 3].map(|()| Worker::start(&place, TTL_MS));
+    let mut workers = [LONG_TTL, SHORT_TTL, LONG_TTL].map(|ttl| Worker::start(&place, ttl));
     let [holder, waiter, next] = &mut workers;
     holder.acquire("orders");
     waiter.send("acquire orders");

@@ -40,7 +40,7 @@ impl Running {
             LocalSet::new()
                 .block_on(&runtime, async move {
                     let resp = tokio::net::TcpListener::from_std(resp).expect("a listener");
-                    let listeners = Listeners { resp, http: Some(Http::new(http)) };
+                    let listeners = Listeners { resp, http: Some(Http::new(http)), peers: None };
                     let ready = || {
                         let _ = ready.send(());
                     };

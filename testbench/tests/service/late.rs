@@ -15,7 +15,7 @@ const TTL: Duration = Duration::from_secs(10);
 fn a_grant_whose_reply_comes_after_the_ttl_is_not_handed_out() {
     check(async {
         let fixture = Fixture::new();
-        let (alice, bob) = (fixture.through_proxy(Duration::from_millis(800)).await, fixture.client(LONG_TTL).await);
+        let (alice, bob) = (fixture.through_proxy(Duration::from_millis(2400)).await, fixture.client(LONG_TTL).await);
         let held = take(&bob, "lock").await;
         let waiting = taking(&alice, "lock");
         until_queued(&bob, "lock", 1).await;

@@ -9,7 +9,7 @@ use crate::fixture::{Fixture, LONG_TTL, check, holder, jeopardy, take, taken, ta
 #[test]
 fn guards_are_in_jeopardy_and_lost_before_a_stopped_service_can_have_ended_their_session() {
     check(async {
-        const TTL: Duration = Duration::from_millis(1200);
+        const TTL: Duration = Duration::from_secs(3);
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.client(TTL).await, fixture.client(LONG_TTL).await);
         let guard = take(&alice, "lock").await;

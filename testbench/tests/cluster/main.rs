@@ -1,0 +1,12 @@
+//! A cluster of real processes: killed, stopped and restarted while clients work.
+#![allow(clippy::unwrap_used)]
+
+mod conformance;
+mod failures;
+mod fixture;
+mod http;
+mod http_client;
+mod partitions;
+mod silent;
+mod strangers;
+mod upgrades;

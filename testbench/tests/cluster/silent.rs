@@ -1,0 +1,101 @@
+//! Clients whose leader does not answer.
+
+use std::time::Duration;
+
+use palisade::{Options, Palisade};
+use palisade_testbench::bounded::{check, until};
+use palisade_testbench::proxy::{Proxy, Towards};
+use palisade_testbench::servers::ServiceCluster;
+
+use crate::fixture::{BOUND, cluster, until_another_leads};
+
+/// Long enough that no keep-alive is due during a test: its time-out would be noticed, too.
+const TTL: Duration = Duration::from_secs(300);
+
+/// A proxy in front of each node, and the URL of all proxies.
+fn proxies(cluster: &ServiceCluster) -> (Vec<Proxy>, String) {
+    let start = |at| Proxy::start(cluster.address(at)).expect("a proxy");
+    let proxies: Vec<_> = (0..cluster.len()).map(start).collect();
+    let addresses: Vec<_> = proxies.iter().map(|proxy| proxy.address.to_string()).collect();
+    (proxies, format!("palisade://{}", addresses.join(",")))
+}
+
+async fn connect(url: &str) -> Palisade {
+    Options::new().ttl(TTL).connect(url).await.unwrap()
+}
+
+/// A client that knows only the stopped node shows when a call times out.
+#[test]
+fn a_client_leaves_a_stopped_leader_before_its_call_times_out() {
+    let (cluster, _folder) = cluster();
+    check(BOUND, async {
+        let leader = cluster.leader().expect("a node leads");
+        let client = connect(&cluster.url()).await;
+        let held = client.lock("orders").acquire().await.unwrap();
+        let token = held.token().unwrap();
+        let knows_one = connect(&format!("palisade://{}", cluster.address(leader))).await;
+        cluster.stop(leader);
+        until_another_leads(&cluster, leader).await;
+        let calls = async {
+            let users = client.lock("users").acquire().await.unwrap();
+            users.release().await.unwrap();
+            client.inspect("orders").await.unwrap().expect("it is held")
+        };
+        let lock = tokio::select! {
+            biased;
+            lock = calls => lock,
+            failed = knows_one.inspect("orders") => panic!("the calls take longer than a call may: {failed:?}"),
+        };
+        assert_eq!(lock.holders[0].token, token);
+        assert_eq!(held.token().unwrap(), token);
+        cluster.go_on(leader);
+        held.release().await.unwrap();
+    });
+}
+
+/// The other nodes relay to the leader of the same term, so the client waits on.
+#[test]
+fn a_client_keeps_a_slow_leader_that_still_leads() {
+    let (cluster, _folder) = cluster();
+    check(BOUND, async {
+        let leader = cluster.leader().expect("a node leads");
+        let (proxies, url) = proxies(&cluster);
+        let client = connect(&url).await;
+        client.lock("orders").acquire().await.unwrap().release().await.unwrap();
+        let others: Vec<_> = (0..cluster.len()).filter(|at| *at != leader).collect();
+        let before: Vec<_> = proxies.iter().map(Proxy::accepted).collect();
+        proxies[leader].hold(Towards::Client);
+        let waiting = tokio::spawn(async move { client.lock("users").acquire().await.map(|held| (held, client)) });
+        for other in others {
+            // The client has asked this node, and has asked again after its reply.
+            proxies[other].until_accepted(before[other] + 2).await;
+        }
+        proxies[leader].pass();
+        let (held, _client) = waiting.await.unwrap().unwrap();
+        let sent = proxies[leader].passed(Towards::Server);
+        held.release().await.unwrap();
+        assert!(proxies[leader].passed(Towards::Server) > sent, "it uses another connection");
+        assert_eq!(proxies[leader].accepted(), before[leader], "it has connected again");
+    });
+}
+
+/// The release took effect, and its reply was lost with the leader.
+#[test]
+fn a_release_is_repeated_at_the_next_leader() {
+    let (mut cluster, _folder) = cluster();
+    check(BOUND, async {
+        let leader = cluster.leader().expect("a node leads");
+        let (proxies, url) = proxies(&cluster);
+        let (client, other) = (connect(&url).await, connect(&cluster.url()).await);
+        let held = client.lock("orders").acquire().await.unwrap();
+        proxies[leader].hold(Towards::Client);
+        let releasing = tokio::spawn(async move { held.release().await });
+        until("the lock is free", async || {
+            other.inspect("orders").await.unwrap().is_none_or(|lock| lock.holders.is_empty())
+        })
+        .await;
+        cluster.kill(leader);
+        until_another_leads(&cluster, leader).await;
+        releasing.await.unwrap().expect("the next leader knows that the lock is free");
+    });
+}

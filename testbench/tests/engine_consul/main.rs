@@ -1,0 +1,12 @@
+//! The engine in Consul, on real servers.
+
+mod attacks;
+mod cluster;
+mod counting;
+mod delays;
+mod fixture;
+mod guarded;
+mod lost_data;
+mod traps;
+
+palisade_testbench::coordination!(suite, palisade_testbench::servers::ConsulCluster);
