@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::sandbox::Sandbox;
@@ -368,7 +369,8 @@ fn a_backup_and_a_survivor_give_a_new_cluster_whose_tokens_are_higher() {
 #[test]
 fn nodes_trust_the_certificates_of_their_authority_only() {
     let mut nodes = Nodes::new();
-    let path = |name: &str| nodes.sandbox.path().join(name).display().to_string();
+    let sandbox = nodes.sandbox.path().to_owned();
+    let path = |name: &str| sandbox.join(name).display().to_string();
     let (ours, theirs) = (path("ours"), path("theirs"));
     nodes.sandbox.command(&["cluster", "keys", &ours, "a=localhost", "b=localhost"]).output().unwrap();
     nodes.sandbox.command(&["cluster", "keys", &theirs, "c=localhost"]).output().unwrap();
@@ -402,6 +404,21 @@ fn nodes_trust_the_certificates_of_their_authority_only() {
     assert_eq!(nodes.roles().keys().collect::<Vec<_>>(), ["a", "b"]);
     let key = std::fs::metadata(format!("{ours}/a.key")).unwrap().permissions();
     assert_eq!(std::os::unix::fs::PermissionsExt::mode(&key) & 0o777, 0o600);
+
+    // Another authority signs new certificates, which the nodes read while they run. What one of two says needs the other.
+    let new = path("new");
+    nodes.sandbox.command(&["cluster", "keys", &new, "a=localhost", "b=localhost"]).output().unwrap();
+    for file in ["ca.pem", "a.pem", "a.key", "b.pem", "b.key"] {
+        std::fs::copy(format!("{new}/{file}"), format!("{ours}/{file}")).unwrap();
+    }
+    for name in ["a", "b"] {
+        kill_process(Pid::from_child(&nodes.nodes[name].child), Signal::HUP).unwrap();
+        nodes.until_said(name, "read again");
+    }
+    nodes.nodes.remove("c");
+    start(&mut nodes, "b", with(&[], tls(&ours, "b")));
+    nodes.until_said("b", "ready");
+    assert!(nodes.token() > 0);
 }
 
 #[test]

@@ -97,6 +97,18 @@ fn answers_ping(address: SocketAddr) -> bool {
     ask().is_ok_and(|answer| answer == *b"+PONG\r\n")
 }
 
+/// Returns the processor time that a process has used. Linux counts it in hundredths of a second.
+///
+/// # Panics
+///
+/// There is no such process.
+pub fn processor_time(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process runs");
+    let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11);
+    let mut ticks = || fields.next().and_then(|ticks| ticks.parse::<u64>().ok()).expect("a number of ticks");
+    Duration::from_millis((ticks() + ticks()) * 10)
+}
+
 /// Returns a free port, below the ephemeral range, so that no outgoing connection takes it before it is used.
 ///
 /// # Errors

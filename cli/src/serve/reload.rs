@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use palisade_server::Config;
 use palisade_server::access::Users;
 use palisade_server::sign::Signer;
 use palisade_server::tls::Tls;
+use palisade_server::{Config, PeerTls};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::plan::Plan;
@@ -18,6 +18,7 @@ pub(super) struct Reload<'a> {
     file: Option<&'a Path>,
     users: Option<Users>,
     tls: Option<Tls>,
+    peer_tls: Option<PeerTls>,
     signer: Option<Signer>,
     hangups: Signal,
 }
@@ -25,8 +26,9 @@ pub(super) struct Reload<'a> {
 impl<'a> Reload<'a> {
     pub(super) fn new(options: &'a Options, file: Option<&'a Path>, config: &Config) -> Result<Reload<'a>, Failure> {
         let hangups = signal(SignalKind::hangup())?;
-        let Config { users, tls, signer, .. } = config.clone();
-        Ok(Reload { options, file, users, tls, signer, hangups })
+        let Config { users, tls, signer, cluster, .. } = config.clone();
+        let peer_tls = cluster.and_then(|cluster| cluster.tls);
+        Ok(Reload { options, file, users, tls, peer_tls, signer, hangups })
     }
 
     /// Reloads on every SIGHUP. Never returns.
@@ -44,9 +46,10 @@ impl<'a> Reload<'a> {
     }
 
     fn reload(&self) -> Result<(), Failure> {
-        let Config { users, tls, signer, .. } = Plan::make(self.options, self.file)?.config;
-        let is_switched = users.is_some() != self.users.is_some() || tls.is_some() != self.tls.is_some();
-        if is_switched || signer.is_some() != self.signer.is_some() {
+        let Config { users, tls, signer, cluster, .. } = Plan::make(self.options, self.file)?.config;
+        let peer_tls = cluster.and_then(|cluster| cluster.tls);
+        let before = [self.users.is_some(), self.tls.is_some(), self.peer_tls.is_some(), self.signer.is_some()];
+        if before != [users.is_some(), tls.is_some(), peer_tls.is_some(), signer.is_some()] {
             let why = "to turn users, TLS or signing on or off, restart the service";
             return Err(Failure::Misuse(why.to_owned()));
         }
@@ -58,6 +61,9 @@ impl<'a> Reload<'a> {
             before.replace(after);
         }
         if let (Some(before), Some(after)) = (&self.tls, &tls) {
+            before.replace(after);
+        }
+        if let (Some(before), Some(after)) = (&self.peer_tls, &peer_tls) {
             before.replace(after);
         }
         Ok(())

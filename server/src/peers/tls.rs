@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use rustls::pki_types::ServerName;
 use rustls::server::WebPkiClientVerifier;
@@ -23,9 +23,14 @@ pub struct PeerTlsFiles {
     pub ca: PathBuf,
 }
 
-/// TLS to and from other members.
+/// TLS to and from other members. Clones share it, also after [`replace`](PeerTls::replace).
 #[derive(Clone)]
 pub struct PeerTls {
+    now: Arc<RwLock<Loaded>>,
+}
+
+#[derive(Clone)]
+struct Loaded {
     server: Arc<ServerConfig>,
     client: Arc<ClientConfig>,
 }
@@ -56,18 +61,29 @@ impl PeerTls {
         let server = server.with_single_cert(chain.clone(), key.clone_key()).map_err(pair)?;
         let client = ClientConfig::builder_with_provider(crypto).with_protocol_versions(versions).map_err(pair)?;
         let client = client.with_root_certificates(roots).with_client_auth_cert(chain, key).map_err(pair)?;
-        Ok(PeerTls { server: Arc::new(server), client: Arc::new(client) })
+        let now = Loaded { server: Arc::new(server), client: Arc::new(client) };
+        Ok(PeerTls { now: Arc::new(RwLock::new(now)) })
+    }
+
+    /// Replaces the certificates in all clones. Open connections keep theirs.
+    pub fn replace(&self, with: &PeerTls) {
+        let after = with.now();
+        *self.now.write().unwrap_or_else(PoisonError::into_inner) = after;
+    }
+
+    fn now(&self) -> Loaded {
+        self.now.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
-        TlsAcceptor::from(self.server.clone()).accept(stream).await
+        TlsAcceptor::from(self.now().server).accept(stream).await
     }
 
     /// Connects to the member at this address, whose certificate must name the host.
     pub(super) async fn connect(&self, address: &str, stream: TcpStream) -> io::Result<client::TlsStream<TcpStream>> {
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-        TlsConnector::from(self.client.clone()).connect(name, stream).await
+        TlsConnector::from(self.now().client).connect(name, stream).await
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use palisade_testbench::servers::{self, Absent};
+use palisade_testbench::servers::{self, Absent, processor_time};
 
 use crate::etcd::Etcd;
 use crate::ours::Palisade;
@@ -42,7 +42,7 @@ impl Server {
 
     /// The processor time that it has used.
     pub(crate) fn cpu(&self) -> Duration {
-        cpu(match self {
+        processor_time(match self {
             Server::Palisade(server) => server.pid(),
             Server::Redis(_, server) => server.pid(),
             Server::Etcd(server) => server.pid(),
@@ -65,14 +65,6 @@ impl Server {
             }
         }
     }
-}
-
-/// The processor time that a process has used. Linux counts it in hundredths of a second.
-pub(crate) fn cpu(pid: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-    let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
-    Duration::from_millis(ticks * 10)
 }
 
 /// A client that wants one lock again and again.

@@ -3,10 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use palisade_testbench::servers::Service;
+use palisade_testbench::servers::{Service, processor_time};
 
 use crate::resp::{Client, Reply};
-use crate::server::cpu;
 use crate::table::verdict;
 
 pub(crate) const SESSIONS: usize = 100_000;
@@ -77,7 +76,7 @@ impl Crowd {
     pub(crate) async fn keep_alive(&mut self, service: &Service, length: Duration) {
         // Those that were opened first have waited longest.
         self.renew_all().await;
-        let (used, began_at) = (cpu(service.pid()), Instant::now());
+        let (used, began_at) = (processor_time(service.pid()), Instant::now());
         let turns = SESSIONS / AT_ONCE;
         for turn in 0.. {
             let at = TTL / 3 * turn / turns as u32;
@@ -87,7 +86,7 @@ impl Crowd {
             tokio::time::sleep_until((began_at + at).into()).await;
             self.renew(turn as usize % turns).await;
         }
-        let percent = (cpu(service.pid()) - used).as_secs_f64() / began_at.elapsed().as_secs_f64() * 100.0;
+        let percent = (processor_time(service.pid()) - used).as_secs_f64() / began_at.elapsed().as_secs_f64() * 100.0;
         println!(
             "  kept alive for {:.0} s: {percent:.1} % of one core (target: at most {CPU_PERCENT} %): {}",
             began_at.elapsed().as_secs_f64(),

@@ -145,6 +145,11 @@ impl ServiceCluster {
         self.nodes[at].peer
     }
 
+    /// Returns the process id of a node that runs.
+    pub fn pid(&self, at: usize) -> Option<u32> {
+        self.nodes[at].process.as_ref().map(|process| process.child.id())
+    }
+
     /// Returns the node that leads.
     pub fn leader(&self) -> Option<usize> {
         self.nodes.iter().position(|node| node.process.is_some() && node.leads())
