@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use palisade_server::{Source, restore};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -329,6 +330,56 @@ fn a_node_that_has_lost_its_directory_is_replaced() {
     assert!(token > before, "{token} follows {before}");
 }
 
+/// The founder whose name comes first would found another cluster. The others say that they have one.
+#[test]
+fn the_first_founder_that_has_lost_its_directory_is_replaced() {
+    let mut cluster = Cluster::start();
+    let before = cluster.token(&cluster.url());
+    end(cluster.nodes[0].as_mut().unwrap());
+    std::fs::remove_dir_all(cluster.sandbox.path().join("a")).unwrap();
+    let ready = cluster.spawn(0);
+    let url = cluster.url();
+    let ask = |arguments: &[&str]| {
+        let output = cluster.sandbox.command(&["cluster", "--url", &url]).args(arguments).output().unwrap();
+        cluster.sandbox.output(&output)
+    };
+    let until = Instant::now() + BOUND;
+    while !ask(&["status"]).out.contains("its directory was lost") {
+        assert!(Instant::now() < until, "{:?}", ask(&["status"]).out);
+    }
+    assert_eq!(ask(&["remove", "a"]).code, Some(0));
+    let added = ask(&["add", cluster.peers.split(',').next().unwrap()]);
+    assert_eq!(added.code, Some(0), "{}", added.err);
+    assert!(ready().contains("ready: resp="));
+    assert!(cluster.token(&url) > before);
+}
+
+/// A node that begins would take such a log for its own, and vote with it.
+#[test]
+fn a_log_without_its_identity_is_no_empty_directory() {
+    let mut nodes = Nodes::new();
+    nodes.start("a", &["--node", "a", "--cluster", "a=PEERS"]);
+    nodes.until_said("a", "ready");
+    nodes.token();
+    nodes.nodes.remove("a");
+    let directory = nodes.sandbox.path().join("a");
+    std::fs::remove_file(directory.join("identity")).unwrap();
+    let begin = |options: &[&str]| {
+        let mut command = nodes.sandbox.command(&["serve", "--http", "off", "--resp", "127.0.0.1:0", "--data-dir"]);
+        let output = command.arg(&directory).args(options).output().unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(74) && errors.contains("begins with an empty directory"), "{errors}");
+    };
+    begin(&["--node", "b", "--join", "--peers", "localhost:0"]);
+    begin(&["--node", "a", "--cluster", "a=localhost:7"]);
+    begin(&["--node", "a", "--cluster", "a=localhost:7,b=localhost:8"]);
+    // The watermark alone says which tokens were given out.
+    let logs = std::fs::read_dir(&directory).unwrap().map(|file| file.unwrap().path());
+    logs.filter(|path| path.display().to_string().contains("log-"))
+        .for_each(|log| std::fs::remove_file(log).unwrap());
+    begin(&["--node", "a", "--cluster", "a=localhost:7,b=localhost:8"]);
+}
+
 #[test]
 fn a_backup_and_a_survivor_give_a_new_cluster_whose_tokens_are_higher() {
     let mut nodes = Nodes::three();
@@ -346,6 +397,12 @@ fn a_backup_and_a_survivor_give_a_new_cluster_whose_tokens_are_higher() {
     assert_eq!(nodes.cluster(&without).0, Some(64));
     nodes.done(&options);
     nodes.done(&["restore", &backup, "--data-dir", &restored]);
+    // A cluster that is restored from the same backup later has higher tokens.
+    let again = |name: &str, unix_seconds: u64| {
+        let (source, directory) = (Source::Backup(backup.clone().into()), nodes.sandbox.path().join(name));
+        restore(&source, &directory, None, None, unix_seconds).unwrap().tokens_above.get()
+    };
+    assert!(again("later", 2_000_000_001) - again("first", 2_000_000_000) > 50_000);
     // `restore` overwrites no directory, and refuses a backup that was cut.
     assert_eq!(nodes.cluster(&["restore", &backup, "--data-dir", &restored]).0, Some(64));
     let bytes = std::fs::read(&backup).unwrap();
@@ -529,20 +586,20 @@ fn a_node_that_waits_says_so() {
     nodes.start("a", &["--node", "a", "--join", "--peers", "PEERS"]);
     nodes.until_said("a", "palisade cluster add a=");
     let (code, errors) = nodes.cluster(&["status"]);
-    assert!(code == Some(69) && errors.contains("waits to become part of a cluster"), "{errors}");
+    assert!(code == Some(69) && errors.contains("it waits to be added: palisade cluster add a="), "{errors}");
     // Founders that were started with other nodes found nothing.
     nodes.start("b", &["--node", "b", "--cluster", "b=PEERS,c=localhost:1"]);
-    nodes.until_said("b", "does not answer yet");
+    nodes.until_said("b", "founds a cluster, and waits for node 'c' at localhost:1");
 }
 
 #[test]
 fn founders_that_name_other_nodes_do_not_found_a_cluster() {
     let mut nodes = Nodes::new();
     nodes.start("b", &["--node", "b", "--cluster", "a=localhost:1,b=PEERS,c=localhost:2"]);
-    nodes.until_said("b", "waiting for node 'a'");
+    nodes.until_said("b", "waits for node 'a'");
     let b = format!("a=PEERS,{}", nodes.node("b"));
     nodes.start("a", &["--node", "a", "--cluster", &b]);
-    let said = nodes.until_said("a", "a founder does not answer yet");
+    let said = nodes.until_said("a", "founds a cluster, and waits for node 'b'");
     assert!(said.contains("start all of them with the same nodes"), "{said}");
     nodes.until_said("b", "an invitation is refused");
 }
@@ -556,11 +613,36 @@ fn a_node_without_users_is_refused_by_those_with_users() {
     let lines: Vec<_> = made.out.lines().skip_while(|line| !line.starts_with("[[")).collect();
     std::fs::write(&config, lines.join("\n")).unwrap();
     let config = config.display().to_string();
-    let founders = [free_port(), free_port()];
-    let all = format!("a=localhost:{},b=localhost:{}", founders[0], founders[1]);
-    nodes.start("b", &["--node", "b", "--cluster", &all]);
-    nodes.start("a", &["--node", "a", "--cluster", &all, "--config", &config]);
+    let secret = made.out.lines().nth(1).unwrap().trim_start_matches("# ");
+    let keys = nodes.sandbox.path().join("keys").display().to_string();
+    nodes.sandbox.command(&["cluster", "keys", &keys, "a=localhost", "b=localhost", "c=localhost"]).output().unwrap();
+    let all = NAMES.map(|name| format!("{name}=localhost:{}", free_port())).join(",");
+    for name in NAMES {
+        let file = |ending: &str| format!("{keys}/{name}.{ending}");
+        let (certificate, key, ca) = (file("pem"), file("key"), format!("{keys}/ca.pem"));
+        let mut options = vec!["--node", name, "--cluster", &all];
+        options.extend(["--peer-certificate", &certificate, "--peer-key", &key, "--peer-ca", &ca]);
+        options.extend(["--config", &config].iter().filter(|_| name != "b"));
+        nodes.start(name, &options);
+    }
     nodes.until_said("a", "node 'b' has none");
+    // It answers, and the operator sees that it is no help.
+    let ports = ["a", "c"].map(|name| format!("127.0.0.1:{}", nodes.nodes[name].resp)).join(",");
+    let url = format!("palisade://ops:{secret}@{ports}");
+    let until = Instant::now() + BOUND;
+    loop {
+        let output = nodes.sandbox.command(&["cluster", "--url", &url, "status"]).output().unwrap();
+        let status = nodes.sandbox.output(&output);
+        if status.out.contains("it has no users, so node") {
+            break;
+        }
+        assert!(Instant::now() < until, "{} {}", status.out, status.err);
+    }
+    // Without certificates, any process could speak as a node.
+    let founder = ["serve", "--node", "x", "--cluster", "x=localhost:7", "--config", &config, "--data-dir", "x"];
+    let output = nodes.sandbox.command(&founder).output().unwrap();
+    assert_eq!(output.status.code(), Some(64));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("any process on this machine could speak as a node"));
 }
 
 /// An older copy of its directory lacks what it has acknowledged. It says so and ends, and the others go on.

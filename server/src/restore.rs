@@ -18,6 +18,10 @@ use crate::storage::{
 /// How far tokens are raised above the last one that is known: more than the old cluster can have given out since. At 50,000
 /// grants a second it would have needed two years.
 const RAISE_BY: u64 = 1 << 42;
+/// How much further they are raised for each second of the wall clock since the begin of 2026: more than a cluster gives out. So one
+/// that is restored from the same backup later begins above the first one. A wrong clock costs only that.
+const RAISE_BY_SECOND: u64 = 1 << 16;
+const BEGIN_OF_2026: u64 = 1_767_225_600;
 
 /// Where the locks come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +78,8 @@ pub enum RestoreFailed {
 }
 
 /// Makes a directory in which a new cluster of one node begins, with the locks of the source. Its tokens are above all that the old
-/// cluster can have given out, and above `tokens_above`.
+/// cluster can have given out, above those of a cluster that was begun with the same source at an earlier time (`unix_seconds` is
+/// now), and above `tokens_above`.
 ///
 /// # Errors
 ///
@@ -84,10 +89,13 @@ pub fn restore(
     directory: &Path,
     node: Option<Member>,
     tokens_above: Option<Token>,
+    unix_seconds: u64,
 ) -> Result<Restored, RestoreFailed> {
     let old = read(source)?;
     let known = old.tokens.max(old.machine.last_token().map_or(0, Token::get));
-    let above = (known + RAISE_BY).min(Token::HIGHEST_RAISE.get()).max(tokens_above.map_or(0, Token::get));
+    let since = unix_seconds.saturating_sub(BEGIN_OF_2026).saturating_mul(RAISE_BY_SECOND);
+    let above = known.saturating_add(RAISE_BY).saturating_add(since).min(Token::HIGHEST_RAISE.get());
+    let above = above.max(tokens_above.map_or(0, Token::get));
     let above = Token::new(above).ok().filter(|above| above.get() > known && above.check_raise().is_ok());
     let above = above.ok_or(RestoreFailed::TooHigh(known))?;
     let mut machine = old.machine;

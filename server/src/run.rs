@@ -2,6 +2,7 @@
 
 mod writer;
 
+use std::cell::RefCell;
 use std::future::{Future, pending};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -23,7 +24,7 @@ use crate::net::resp;
 use crate::net::{Bounds, Http, Server, ServiceHandle, start_http, turn_away};
 use crate::node::{Input, Node, NodeConfig, Seeds};
 use crate::peers::{Founding, PeerTls, Peers, accept as accept_peers, form, random_cluster, random_number};
-use crate::replica::{LOG_VERSION, ReplicaError};
+use crate::replica::{LOG_VERSION, LogLost, ReplicaError};
 use crate::sign::{KeyError, Signer};
 use crate::storage::disk::{Disk, RealDisk};
 use crate::storage::{Identity, StorageError, Store, read_identity, write_identity};
@@ -121,9 +122,10 @@ pub enum ServiceError {
     Removed,
     /// The files of a node cannot be used, and the other nodes have the data.
     #[error(
-        "node '{name}' cannot use its files: {why}. The other nodes of the cluster have its data: replace this node. Run \
-         `palisade cluster remove {name}`, start it with an empty directory and --join, and run `palisade cluster add \
-         {name}={address}`. Never start it with an older copy of its directory"
+        "node '{name}' cannot use its files: {why}. If the other nodes work (`palisade cluster status`), they have its data: replace \
+         this node. Run `palisade cluster remove {name}`, start it with an empty directory and --join, and run `palisade cluster add \
+         {name}={address}`. If they do not work either, keep all directories: `palisade cluster recover` begins again with the best one. \
+         Never start it with an older copy of its directory"
     )]
     Replace {
         /// Its name.
@@ -133,6 +135,13 @@ pub enum ServiceError {
         /// The problem of its files.
         why: String,
     },
+    /// The other nodes have lost entries that this one has.
+    #[error(
+        "{0}. The other nodes have lost entries that were acknowledged: an older copy of a directory was put back, or a disk has lost \
+         what it had written. Locks may have two holders now, with different tokens. This node has the entries: keep its directory. To \
+         go on with its locks, stop all nodes and run `palisade cluster recover` on it; to go on with those of the others, replace this node"
+    )]
+    LostElsewhere(LogLost),
     /// The configuration raises tokens too far.
     #[error("{0}")]
     Refused(Refusal),
@@ -237,8 +246,10 @@ impl<D: Disk> Service<D> {
     async fn carry_out(&mut self) -> Result<bool, ServiceError> {
         loop {
             let mut output = self.server.take_output();
-            if let Some(lost) = output.log_lost {
-                return Err(self.peers.replace(lost.to_string()));
+            match output.log_lost {
+                Some(lost @ LogLost::Here { .. }) => return Err(self.peers.replace(lost.to_string())),
+                Some(lost @ LogLost::Elsewhere { .. }) => return Err(ServiceError::LostElsewhere(lost)),
+                None => {}
             }
             if let Some(watermark) = output.watermark {
                 self.writer.replace_watermark(watermark)?;
@@ -362,12 +373,13 @@ pub async fn serve_on(
 ) -> Result<(), ServiceError> {
     let Listeners { resp, http, peers } = listeners;
     let mut stop = pin!(stop);
+    let waiting = RefCell::default();
     let member = match (&config.cluster, &peers) {
         (Some(ClusterConfig { founding, tls }), Some(listener)) => tokio::select! {
-            member = form(&disk, founding, listener, tls.as_ref()) => {
+            member = form(&disk, founding, listener, tls.as_ref(), &waiting) => {
                 Some(member.map_err(|error| advise_member(error, config.cluster.as_ref()))?)
             }
-            never = turn_away(&resp, http.as_ref().map(|http| &http.listener)) => match never {},
+            never = turn_away(&resp, http.as_ref().map(|http| &http.listener), &waiting) => match never {},
             () = &mut stop => return Ok(()),
         },
         _ => None,
@@ -449,7 +461,7 @@ fn advise_member(error: StorageError, cluster: Option<&ClusterConfig>) -> Servic
             format!("the log in {directory} ends at entry {last}, and entry {index} was durable")
         }
         NoWatermark { directory, .. } => format!("{directory} has a log and no watermark file"),
-        FilesRemoved { directory } => format!("the log and the watermark in {directory} were removed"),
+        FilesRemoved { directory } => format!("the watermark in {directory} was removed, or all its files"),
         _ => return error.into(),
     };
     match cluster {

@@ -103,7 +103,7 @@ fn answers_ping(address: SocketAddr) -> bool {
 ///
 /// There is no such process.
 pub fn processor_time(pid: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process runs");
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process runs");
     let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11);
     let mut ticks = || fields.next().and_then(|ticks| ticks.parse::<u64>().ok()).expect("a number of ticks");
     Duration::from_millis((ticks() + ticks()) * 10)

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use palisade::engine::service::{ClusterError, Config, cluster_backup};
 use palisade_server::{RestoreFailed, Restored, Source};
@@ -61,7 +61,8 @@ pub(super) fn recover(options: &Recover) -> Result<(), Failure> {
 }
 
 fn begin(source: &Source, new: &New) -> Result<(), Failure> {
-    let begun = palisade_server::restore(source, &new.data_dir, new.node.clone(), new.tokens_above);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let begun = palisade_server::restore(source, &new.data_dir, new.node.clone(), new.tokens_above, now);
     let Restored { sessions, locks, tokens_above, index, term, .. } = begun.map_err(|error| match error {
         RestoreFailed::Storage(_) | RestoreFailed::Unreadable { .. } | RestoreFailed::Machine(_) => {
             Failure::IoMessage(format!("no new cluster: {error}"))

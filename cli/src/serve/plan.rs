@@ -97,8 +97,16 @@ impl Plan {
         Ok(())
     }
 
-    /// Refuses a port that is open to other hosts without TLS and users.
+    /// Refuses a port that is open to other hosts without TLS and users, and one for other nodes that bypasses the users.
     fn check_exposure(&self) -> Result<(), Failure> {
+        let takes_anybody_for_a_node = self.config.cluster.as_ref().is_some_and(|cluster| cluster.tls.is_none());
+        if self.config.users.is_some() && takes_anybody_for_a_node {
+            return Err(misuse(
+                "there are users, but nodes have no certificates: any process on this machine could speak as a node, and do \
+                 everything. Give each node a certificate (--peer-certificate, --peer-key, --peer-ca; `palisade cluster keys` makes \
+                 them), or pass --insecure",
+            ));
+        }
         let open = [("resp", Some(self.resp)), ("http", self.http)].into_iter();
         let is_exposed = |address: &SocketAddr| !address.ip().is_loopback();
         let mut open = open.filter_map(|(name, address)| Some((name, address.filter(is_exposed)?)));

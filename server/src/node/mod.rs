@@ -457,9 +457,12 @@ impl Node {
     }
 
     /// Returns the watermark of a node that stops in order. It excludes the unused rest of the token block, so that the
-    /// next start continues with the next token.
+    /// next start continues with the next token. In a cluster the others go on with that block.
     pub fn last_watermark(&mut self) -> Watermark {
-        self.tokens.stopped(self.last_token(), self.replica.applied())
+        match self.membership().members.len() {
+            0 | 1 => self.tokens.stopped(self.last_token(), self.replica.applied()),
+            _ => self.tokens.started(self.replica.applied()),
+        }
     }
 
     /// Returns the node's metrics, and counts of its state.

@@ -149,6 +149,8 @@ impl<D: Disk> Peers<D> {
                 true => Ok((self.report(), Duration::ZERO)),
                 false => self.ask(number, &member.address).await.map_err(|error| error.to_string()),
             };
+            // It answers, and what it says about the log is not heard.
+            let said = said.and_then(|said| self.refused.borrow().get(&number).cloned().map_or(Ok(said), Err));
             MemberStatus { number, member, said }
         }));
         let mut members = members.await;

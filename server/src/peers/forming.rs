@@ -3,22 +3,24 @@
 //! The founder whose name comes first invites the others. Each gets a number that was never used, and none votes before all have
 //! accepted. So the first founder can repeat an invitation without an answer, and no member begins twice under one number.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::try_join_all;
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 
 use super::listener::{check, greeted};
+use super::notices::Notices;
 use super::wire::{self, Answer, Purpose};
-use super::{PeerTls, dial, random_cluster};
+use super::{InOtherCluster, PeerTls, dial, random_cluster};
 use crate::storage::disk::Disk;
 use crate::storage::{
-    Identity, Member, Membership, Stage, StorageError, Watermark, read_identity, read_watermark, write_identity,
-    write_watermark,
+    Identity, Member, Membership, Stage, StorageError, Watermark, check_empty, read_identity, read_watermark,
+    write_identity, write_watermark,
 };
 use crate::tls::Accepted;
 
@@ -34,14 +36,19 @@ pub struct Founding {
     pub founders: BTreeMap<String, String>,
 }
 
-/// Returns the identity of this node, once it is a member.
+/// Returns the identity of this node, once it is a member. Notes in `waiting` what it waits for.
 pub(crate) async fn form<D: Disk>(
     disk: &D,
     founding: &Founding,
     listener: &TcpListener,
     tls: Option<&PeerTls>,
+    waiting: &RefCell<String>,
 ) -> Result<Identity, StorageError> {
-    let mut identity = match read_identity(disk)? {
+    let known = read_identity(disk)?;
+    if known.as_ref().is_none_or(|identity| identity.stage != Stage::Member) {
+        check_empty(disk, known.is_some())?;
+    }
+    let mut identity = match known {
         // A member has a watermark before it votes. Without it, what the member has promised is lost.
         Some(identity) if identity.stage == Stage::Member && read_watermark(disk)?.is_none() => {
             return Err(StorageError::FilesRemoved { directory: disk.path("") });
@@ -59,25 +66,38 @@ pub(crate) async fn form<D: Disk>(
             identity
         }
         None => {
-            match founding.founders.iter().next() {
-                Some((first, address)) => {
-                    tracing::warn!("waiting for node '{first}' at {address}, which founds the cluster")
-                }
-                None => {
-                    let address = listener.local_addr().map_or_else(|_| "HOST:PORT".to_owned(), |it| it.to_string());
-                    let name = &founding.name;
-                    tracing::warn!(
-                        "listening on {address}, waiting to be added: palisade cluster add {name}=HOST:PORT"
-                    );
-                }
+            let what = match founding.founders.iter().next() {
+                Some((first, address)) => format!("waits for node '{first}' at {address}, which founds the cluster"),
+                None => format!("waits to be added: palisade cluster add {}=HOST:PORT", founding.name),
+            };
+            if let Ok(address) = listener.local_addr() {
+                tracing::warn!("this node {what} (it listens on {address})");
             }
+            waiting.replace(what);
             invited(disk, founding, listener, tls).await?
         }
     };
+    if identity.stage == Stage::Founding
+        && let Err(member) = invite_all(&identity, tls, waiting).await
+    {
+        let own = founding.founders.get(&founding.name).map_or("HOST:PORT", String::as_str);
+        let (name, Member { name: other, address, .. }) = (&founding.name, member);
+        let what = format!(
+            "waits to be added: its directory is empty, and node '{other}' at {address} is a member of a cluster already. If this \
+             node was a member too, its directory was lost: palisade cluster remove {name}, then palisade cluster add {name}={own}. \
+             If not, check the addresses in --cluster"
+        );
+        tracing::warn!("this node {what}");
+        waiting.replace(what);
+        identity = invited(disk, founding, listener, tls).await?;
+    }
     match identity.stage {
         Stage::Member => return Ok(identity),
-        Stage::Founding => invite_all(&identity, tls).await,
-        Stage::Invited => identity = begun(disk, identity, listener, tls).await?,
+        Stage::Founding => {}
+        Stage::Invited => {
+            waiting.replace("was invited, and waits until its cluster has begun".to_owned());
+            identity = begun(disk, identity, listener, tls).await?;
+        }
     }
     write_watermark(disk, Watermark::default())?;
     identity.stage = Stage::Member;
@@ -101,25 +121,30 @@ fn found(founding: &Founding) -> Identity {
     Identity { cluster, member, node, founders, contacts: BTreeMap::new(), stage: Stage::Founding }
 }
 
-/// Invites the other founders until all have accepted.
-async fn invite_all(identity: &Identity, tls: Option<&PeerTls>) {
+/// Invites the other founders until all have accepted. Returns one that is a member of another cluster, if there is one.
+async fn invite_all(identity: &Identity, tls: Option<&PeerTls>, waiting: &RefCell<String>) -> Result<(), Member> {
     let others = identity.founders.members.iter().filter(|(id, _)| **id != identity.member);
-    join_all(others.map(|(id, member)| async move {
-        let mut last_failure = String::new();
+    let invited = try_join_all(others.map(|(id, member)| async move {
+        let mut notices = Notices::default();
         let invitation =
             Identity { member: *id, node: Some(member.clone()), stage: Stage::Invited, ..identity.clone() };
         let purpose = Purpose::Invite(Box::new(invitation));
         while let Err(error) = dial(&member.address, tls, &purpose).await {
-            let failure = error.to_string();
-            if failure != last_failure {
-                tracing::warn!(node = member.name, address = member.address, %error, "a founder does not answer yet");
-                last_failure = failure;
+            if error.get_ref().is_some_and(|cause| cause.is::<InOtherCluster>()) {
+                return Err(member.clone());
             }
+            let what =
+                format!("founds a cluster, and waits for node '{}' at {}: {error}", member.name, member.address);
+            if notices.is_due(&what, 1) {
+                tracing::warn!("this node {what}");
+            }
+            waiting.replace(what);
             sleep(PAUSE).await;
         }
         tracing::info!(node = member.name, "a founder has accepted");
-    }))
-    .await;
+        Ok(())
+    }));
+    invited.await.map(drop)
 }
 
 /// Waits until a member invites this empty node.
@@ -129,12 +154,15 @@ async fn invited<D: Disk>(
     listener: &TcpListener,
     tls: Option<&PeerTls>,
 ) -> Result<Identity, StorageError> {
+    let mut notices = Notices::default();
     loop {
-        let Some((mut stream, purpose)) = next(listener, tls).await else { continue };
+        let Some((mut stream, purpose)) = next(listener, tls, &mut notices).await else { continue };
         match purpose {
             Ok(Purpose::Invite(invitation)) => {
                 if let Err(why) = check_invitation(founding, &invitation) {
-                    tracing::warn!(why, "an invitation is refused");
+                    if notices.is_due(&why, 1) {
+                        tracing::warn!(why, "an invitation is refused");
+                    }
                     drop(wire::send(&mut stream.bytes(), &Answer::Refused(why)).await);
                     continue;
                 }
@@ -162,8 +190,9 @@ async fn begun<D: Disk>(
     listener: &TcpListener,
     tls: Option<&PeerTls>,
 ) -> Result<Identity, StorageError> {
+    let mut notices = Notices::default();
     loop {
-        let Some((mut stream, purpose)) = next(listener, tls).await else { continue };
+        let Some((mut stream, purpose)) = next(listener, tls, &mut notices).await else { continue };
         if let Ok(Purpose::Invite(invitation)) = &purpose
             && invitation.cluster == identity.cluster
             && invitation.member != identity.member
@@ -209,13 +238,19 @@ fn check_invitation(founding: &Founding, invitation: &Identity) -> Result<(), St
 }
 
 /// Accepts the next connection, and receives its greeting.
-async fn next(listener: &TcpListener, tls: Option<&PeerTls>) -> Option<(Accepted, Result<Purpose, String>)> {
+async fn next(
+    listener: &TcpListener,
+    tls: Option<&PeerTls>,
+    notices: &mut Notices,
+) -> Option<(Accepted, Result<Purpose, String>)> {
     let greeting = async { greeted(listener.accept().await?.0, tls).await };
     match greeting.await {
         Ok(greeted) => Some(greeted),
         Err(error) => {
             let error: io::Error = error;
-            tracing::warn!(%error, "a connection to the port of the members has ended");
+            if notices.is_due(&error.to_string(), 1) {
+                tracing::warn!(%error, "a connection to the port of the members has ended");
+            }
             None
         }
     }

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, spawn_local};
 use tokio::time::sleep;
 
+use super::notices::Notices;
 use super::wire::{self, Purpose};
 use super::{Peers, RemovedFromCluster};
 use crate::node::Input;
@@ -80,7 +81,7 @@ async fn run<D: Disk>(
     state: Rc<State>,
 ) {
     let mut pause = FIRST_PAUSE;
-    let mut last_failure = String::new();
+    let mut notices = Notices::default();
     loop {
         let purpose = Purpose::Messages {
             cluster: peers.identity.cluster,
@@ -92,7 +93,7 @@ async fn run<D: Disk>(
         match peers.dial(&address, &purpose).await {
             Ok(stream) => {
                 tracing::info!(address, "connected to another member");
-                (pause, last_failure) = (FIRST_PAUSE, String::new());
+                (pause, notices) = (FIRST_PAUSE, Notices::default());
                 state.is_connected.set(true);
                 let error = write(stream, &mut messages, &state).await;
                 state.is_connected.set(false);
@@ -107,10 +108,9 @@ async fn run<D: Disk>(
                 if error.get_ref().is_some_and(|cause| cause.is::<RemovedFromCluster>()) {
                     peers.removed.notify_one();
                 }
-                let failure = error.to_string();
-                if failure != last_failure {
+                // A member that begins closes its first connection.
+                if notices.is_due(&error.to_string(), 2) {
                     tracing::warn!(address, %error, "cannot connect to another member");
-                    last_failure = failure;
                 }
             }
         }

@@ -32,9 +32,8 @@ pub(crate) async fn accept<D: Disk>(peers: Rc<Peers<D>>, listener: TcpListener) 
                     let peers = peers.clone();
                     connections.spawn_local(async move {
                         if let Err(error) = serve(&peers, stream).await {
-                            let why = format!("{}: {error}", from.ip());
-                            // The other side tries again and again.
-                            if peers.last_failure.replace(why.clone()) != why {
+                            // The other side tries again and again. What it does not know yet, it soon does.
+                            if peers.notices.borrow_mut().is_due(&format!("{}: {error}", from.ip()), 3) {
                                 tracing::warn!(%from, %error, "a connection to the port of the nodes has ended");
                             }
                         }
@@ -70,6 +69,11 @@ pub(super) async fn greeted(
 
 async fn serve<D: Disk>(peers: &Rc<Peers<D>>, stream: TcpStream) -> io::Result<()> {
     let (mut stream, purpose) = greeted(stream, peers.tls.as_ref()).await?;
+    if let Ok(Purpose::Invite(invited)) = &purpose
+        && invited.cluster != peers.identity.cluster
+    {
+        return wire::send(&mut stream.bytes(), &Answer::InOtherCluster).await;
+    }
     let checked = purpose.and_then(|purpose| check(&peers.identity, purpose)).and_then(|purpose| {
         let leads = peers.server.with_node(|node| node.is_leader());
         match purpose {
@@ -96,6 +100,7 @@ async fn serve<D: Disk>(peers: &Rc<Peers<D>>, stream: TcpStream) -> io::Result<(
     wire::send(&mut stream.bytes(), &Answer::Welcome).await?;
     match purpose {
         Purpose::Messages { from, log, .. } => {
+            peers.refused.borrow_mut().remove(&from);
             peers.server.step(Input::Understands { member: from, log });
             let ended = receive_messages(peers, from, stream.boxed()).await;
             peers.server.step(Input::Suspect { member: from });
@@ -126,10 +131,16 @@ fn check_users<D: Disk>(peers: &Peers<D>, purpose: Purpose) -> Result<Purpose, S
             let name = peers.server.with_node(|node| {
                 node.membership().members.get(from).map_or_else(|| format!("{from:x}"), |member| member.name.clone())
             });
-            Err(format!(
+            let why = format!(
                 "this node has users, and node '{name}' has none: every client could do everything there. Set the same \
                  users on every node ([[serve.users]])"
-            ))
+            );
+            let own = peers.identity.node.as_ref().map_or("", |node| node.name.as_str());
+            let shown = format!(
+                "it has no users, so node '{own}' refuses its messages: set the same users on every node ([[serve.users]])"
+            );
+            peers.refused.borrow_mut().insert(*from, shown);
+            Err(why)
         }
         _ => Ok(purpose),
     }

@@ -7,6 +7,7 @@ mod admin;
 mod forming;
 mod link;
 mod listener;
+mod notices;
 mod relay;
 mod snapshots;
 mod tls;
@@ -37,6 +38,7 @@ use crate::storage::disk::Disk;
 use crate::storage::{Identity, Member, Membership};
 use crate::tls::ByteStream;
 use link::Link;
+use notices::Notices;
 use wire::{Answer, Greeting, Purpose};
 
 pub(crate) use admin::{AdminError, AdminReply, AdminResult, Administer, ClusterStatus, MemberReport, MemberStatus};
@@ -68,8 +70,10 @@ pub(crate) struct Peers<D: Disk> {
     admin_places: Semaphore,
     /// The backup that an operator reads, with its number.
     backup: RefCell<Option<(u64, Bytes)>>,
-    /// Why a connection from another member has ended last.
-    last_failure: RefCell<String>,
+    /// Why connections from other members have ended.
+    notices: RefCell<Notices>,
+    /// The members whose messages are refused now, and why.
+    refused: RefCell<BTreeMap<u64, String>>,
     /// The task that drops it.
     forgetting: RefCell<Option<AbortHandle>>,
     /// The members that were removed, as of the last applied entry.
@@ -97,7 +101,8 @@ impl<D: Disk> Peers<D> {
             sending: RefCell::default(),
             admin_places: Semaphore::new(ADMIN_PLACES),
             backup: RefCell::default(),
-            last_failure: RefCell::default(),
+            notices: RefCell::default(),
+            refused: RefCell::default(),
             forgetting: RefCell::default(),
             removed_members: watch::Sender::default(),
             removed: Notify::new(),
@@ -155,6 +160,11 @@ impl<D: Disk> Peers<D> {
 #[error("this node was removed from the cluster")]
 struct RemovedFromCluster;
 
+/// A node that is invited has been a member of another cluster before.
+#[derive(Debug, Error)]
+#[error("the node there belongs to a cluster already")]
+struct InOtherCluster;
+
 /// Draws a number that no other member or backup has.
 pub(crate) fn random_number() -> u64 {
     RandomState::new().hash_one(0).max(1)
@@ -185,6 +195,7 @@ async fn dial(address: &str, tls: Option<&PeerTls>, purpose: &Purpose) -> io::Re
             Answer::Welcome => Ok(stream),
             Answer::Refused(why) => Err(io::Error::new(io::ErrorKind::PermissionDenied, why)),
             Answer::Removed => Err(io::Error::other(RemovedFromCluster)),
+            Answer::InOtherCluster => Err(io::Error::other(InOtherCluster)),
         }
     };
     timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))

@@ -60,6 +60,7 @@ impl<D: Disk> Peers<D> {
             Answer::Welcome => Ok(()),
             Answer::Refused(why) => Err(io::Error::other(why)),
             Answer::Removed => Err(io::Error::other(super::RemovedFromCluster)),
+            Answer::InOtherCluster => Err(io::Error::other(super::InOtherCluster)),
         }
     }
 

@@ -64,6 +64,8 @@ pub(super) enum Answer {
     Refused(String),
     /// The member that greets was removed from the cluster.
     Removed,
+    /// The node that is invited is a member of another cluster.
+    InOtherCluster,
 }
 
 impl Greeting {

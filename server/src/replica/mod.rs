@@ -14,9 +14,10 @@ mod peer_message;
 mod tail;
 
 use std::collections::VecDeque;
+use std::iter;
 
 use palisade_core::{Applied, Command, Limits, Machine, RestoreError};
-use raft::eraftpb::{Entry, EntryType, MessageType};
+use raft::eraftpb::{Entry, EntryType, Message, MessageType};
 use raft::{Config, RawNode, SnapshotStatus, StateRole, Storage};
 use thiserror::Error;
 
@@ -99,16 +100,25 @@ pub enum ReplicaError {
     Log(String),
 }
 
-/// The log of a member ends before an entry that it has acknowledged.
+/// Entries that were acknowledged are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error(
-    "the log ends at entry {last}, and this node has acknowledged entry {known}: its end was lost, or an older copy was put back"
-)]
-pub struct LogLost {
-    /// The last entry of the log.
-    pub last: u64,
-    /// An entry that the leader knows it to have had.
-    pub known: u64,
+pub enum LogLost {
+    /// The log of this member ends before an entry that it has acknowledged.
+    #[error(
+        "the log ends at entry {last}, and this node has acknowledged entry {known}: its end was lost, or an older copy was put back"
+    )]
+    Here {
+        /// The last entry of the log.
+        last: u64,
+        /// An entry that the leader knows it to have had.
+        known: u64,
+    },
+    /// The leader has another entry than this member, which knows that a majority had it.
+    #[error("the leader has another entry {index} than this node, which knows that a majority had written it")]
+    Elsewhere {
+        /// The first such entry.
+        index: u64,
+    },
 }
 
 /// The newest version of the log that this build understands. Version 1 has the commands of locks, version 2 changes of the members. A
@@ -339,13 +349,16 @@ impl<C, R> Replica<C, R> {
     ///
     /// # Errors
     ///
-    /// The leader knows that this member has written entries that it does not have. It must not take part any more.
+    /// This member, or a majority of the others, has lost entries that it has acknowledged. It must not take part any more.
     pub fn receive(&mut self, message: PeerMessage) -> Result<(), LogLost> {
         let message = message.0;
         // A heartbeat names no entry that this member has not acknowledged.
         let (last, known) = (self.last_index(), message.commit);
         if message.msg_type == MessageType::MsgHeartbeat && message.term >= self.term() && known > last {
-            return Err(LogLost { last, known });
+            return Err(LogLost::Here { last, known });
+        }
+        if message.msg_type == MessageType::MsgAppend && message.term >= self.term() {
+            self.check_committed(&message)?;
         }
         // Each node proposes only what it decides while it leads.
         let is_foreign = message.to != self.id() || message.msg_type == MessageType::MsgPropose;
@@ -355,6 +368,20 @@ impl<C, R> Replica<C, R> {
             drop(self.node.step(message));
         }
         Ok(())
+    }
+
+    /// Checks that entries which this member knows to be committed are those of the leader.
+    fn check_committed(&self, message: &Message) -> Result<(), LogLost> {
+        let log = &self.node.raft.raft_log;
+        let before = (message.index, message.log_term);
+        let mut named = iter::once(before).chain(message.entries.iter().map(|entry| (entry.index, entry.term)));
+        // The term of an entry that was compacted is not known.
+        let is_other =
+            |index, term| index <= log.committed && log.term(index).is_ok_and(|own| own != 0 && own != term);
+        match named.find(|(index, term)| is_other(*index, *term)) {
+            Some((index, _)) => Err(LogLost::Elsewhere { index }),
+            None => Ok(()),
+        }
     }
 
     /// Handles the message of another member that a snapshot is for this one. The snapshot is durable.
@@ -450,16 +477,10 @@ impl<C, R> Replica<C, R> {
     }
 
     /// Sends what a follower answers: after everything that it says is durable.
-    fn send_when_durable(
-        &mut self,
-        messages: Vec<raft::eraftpb::Message>,
-        is_written: bool,
-        outputs: &mut Outputs<C, R>,
-    ) {
+    fn send_when_durable(&mut self, messages: Vec<Message>, is_written: bool, outputs: &mut Outputs<C, R>) {
         // The answer to a heartbeat says only that this member has heard it, and must not wait for a slow disk. An answer to an
         // append may speak of entries whose write is on its way.
-        let is_at_once =
-            |message: &raft::eraftpb::Message| !is_written && message.msg_type == MessageType::MsgHeartbeatResponse;
+        let is_at_once = |message: &Message| !is_written && message.msg_type == MessageType::MsgHeartbeatResponse;
         let (at_once, later): (Vec<_>, Vec<_>) = messages.into_iter().partition(is_at_once);
         outputs.messages.extend(at_once.into_iter().map(PeerMessage));
         if !later.is_empty() {

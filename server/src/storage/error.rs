@@ -85,6 +85,16 @@ pub enum StorageError {
         /// Which directory.
         directory: String,
     },
+    /// A node that begins would take over the files of another one.
+    #[error(
+        "{directory} has a log or a watermark already, and a node that founds or joins a cluster begins with an empty directory: its log comes from \
+         the other nodes. Nothing was changed. Start it with an empty directory, or with the file 'identity' that belongs to them. \
+         Only the folder 'keys' may be there before"
+    )]
+    NotEmpty {
+        /// Which directory.
+        directory: String,
+    },
     /// A service has used the directory, and its files were removed.
     #[error(
         "a service has used {directory} before, and its log and its watermark were removed: it would give its tokens \

@@ -206,6 +206,20 @@ pub fn write_identity<D: Disk>(disk: &D, identity: &Identity) -> Result<(), Stor
     identity::FILE.write(disk, identity)
 }
 
+/// Refuses a log, which a new member would take for its own. A watermark may be there if the member has begun.
+///
+/// # Errors
+///
+/// There is one, or the directory cannot be read.
+pub(crate) fn check_empty<D: Disk>(disk: &D, has_begun: bool) -> Result<(), StorageError> {
+    let names = disk.list().map_err(|source| StorageError::io("list", disk.path(""), source))?;
+    let is_of_log = |name: &str| name.starts_with("log-") || name.starts_with("snapshot-");
+    if names.iter().any(|name| is_of_log(name) || (name == "watermark" && !has_begun)) {
+        return Err(StorageError::NotEmpty { directory: disk.path("") });
+    }
+    Ok(())
+}
+
 /// Writes a snapshot, durably, and removes older ones. May be done while the log is being written.
 ///
 /// # Errors

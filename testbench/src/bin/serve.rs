@@ -1,4 +1,4 @@
-//! The service as a process: `serve DIRECTORY ADDRESS`. Prints the address it listens on, then serves until it is killed.
+//! The service as a process: `serve DIRECTORY ADDRESS`. Prints the address it listens on, then serves until SIGTERM.
 //! Port 0 is any free one. With `SERVE_TLS=FOLDER` connections are encrypted with `server.pem` and `server.key` of that
 //! folder; if it has `clients.pem` too, clients must have certificates of that authority. With
 //! `SERVE_USERS="NAME HASH VERB PREFIX;…"` there are users, each with one right; a prefix may be empty. With `SERVE_SIGN`
@@ -17,9 +17,10 @@ use std::path::Path;
 use palisade_server::access::{Rule, User, Users};
 use palisade_server::sign::Signer;
 use palisade_server::tls::{Tls, TlsFiles, UserFrom};
-use palisade_server::{ClusterConfig, Config, Founding, Http, Listeners, PeerTls, PeerTlsFiles, serve};
+use palisade_server::{ClusterConfig, Config, Founding, Http, Listeners, PeerTls, PeerTlsFiles, serve_until};
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::LocalSet;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -47,7 +48,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         let http = env::var("SERVE_HTTP").ok().map(|address| http(&address)).transpose()?;
         println!("{}", resp.local_addr()?);
         std::io::stdout().flush()?;
-        Ok(serve(config, Listeners { resp, http, peers }).await?)
+        let mut terminated = signal(SignalKind::terminate())?;
+        let stop = async { terminated.recv().await.unwrap_or_default() };
+        Ok(serve_until(config, Listeners { resp, http, peers }, || (), stop).await?)
     })
 }
 

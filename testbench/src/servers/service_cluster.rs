@@ -172,6 +172,16 @@ impl ServiceCluster {
         }
     }
 
+    /// Stops a node in order, with `SIGTERM`.
+    pub fn terminate(&mut self, at: usize) {
+        if let Some(mut process) = self.nodes[at].process.take() {
+            process.signal(Signal::TERM);
+            // It ends, or is killed with the value.
+            let _ = process.child.wait();
+            process.end();
+        }
+    }
+
     /// Starts a node again.
     ///
     /// # Errors

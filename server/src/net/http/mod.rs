@@ -39,6 +39,11 @@ use problem::Problem;
 use shapes::Granted;
 use traffic::Traffic;
 
+/// Returns the body of the reply of a node that waits to become part of a cluster.
+pub(super) fn not_a_member_yet(why: &str) -> String {
+    Problem::not_a_member_yet(why).to_json()
+}
+
 /// The HTTP server: its socket and its limits.
 #[derive(Debug)]
 pub struct Http {

@@ -170,6 +170,11 @@ impl Problem {
         Problem::new("UNAVAILABLE", why)
     }
 
+    /// The node waits to become part of a cluster.
+    pub(super) fn not_a_member_yet(why: &str) -> Problem {
+        Problem::new("NOTREADY", why)
+    }
+
     pub(super) fn not_signing() -> Problem {
         Problem::new("NOTSIGNING", NOT_SIGNING)
     }
