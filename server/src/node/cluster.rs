@@ -117,6 +117,11 @@ impl Node {
         self.replica.leader()
     }
 
+    /// Returns the number of the cluster, which was drawn at random when it began.
+    pub fn cluster(&self) -> u128 {
+        self.cluster
+    }
+
     /// Returns the latest term. A node leads one term at a time, and no other node leads in that term.
     pub fn term(&self) -> u64 {
         self.replica.term()

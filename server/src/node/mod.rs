@@ -295,6 +295,8 @@ enum ReplyKind {
 
 /// One node of the service.
 pub struct Node {
+    /// The number of the cluster, also of a service of one node.
+    cluster: u128,
     config: NodeConfig,
     replica: Replica<Origin, PendingRead>,
     tokens: TokenBlock,
@@ -356,6 +358,7 @@ impl Node {
         let mut replica = Replica::new(identity.member, &identity.founders, seeds.hash_key, recovered)?;
         replica.campaign_alone();
         Ok(Node {
+            cluster: identity.cluster,
             replica,
             tokens: TokenBlock::new(recovered.watermark, raise_above),
             now: Moment::ZERO,

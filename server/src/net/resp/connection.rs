@@ -435,6 +435,7 @@ impl Connection {
             ("proto", Reply::Number(proto)),
             ("mode", Reply::Text("standalone")),
             ("role", Reply::Text(if self.server.with_node(|node| node.is_leader()) { "master" } else { "replica" })),
+            ("cluster", Reply::text(format!("{:x}", self.server.with_node(|node| node.cluster())))),
             ("term", Reply::Number(self.server.with_node(|node| node.term()))),
             ("relayed", Reply::Number(self.is_relayed.into())),
             ("nodes", Reply::Number(self.server.with_node(|node| node.membership().members.len() as u64))),
