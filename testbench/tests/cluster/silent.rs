@@ -99,3 +99,23 @@ fn a_release_is_repeated_at_the_next_leader() {
         releasing.await.unwrap().expect("the next leader knows that the lock is free");
     });
 }
+
+#[test]
+fn the_opening_of_a_session_is_repeated() {
+    let (cluster, _folder) = cluster();
+    check(BOUND, async {
+        let (proxies, url) = proxies(&cluster);
+        let proxy = &proxies[cluster.leader().expect("a node leads")];
+        let replies = || proxy.passed(Towards::Client);
+        let before = replies();
+        let _first = connect(&url).await;
+        // The reply to SESSION OPEN comes last, and has about 40 bytes.
+        let until_opened = replies() - before - 20;
+        let cut_at = replies() + until_opened;
+        proxy.cut_after(Towards::Client, until_opened);
+        let connecting = tokio::spawn(async move { connect(&url).await });
+        until("its connection is cut", async || replies() >= cut_at).await;
+        proxy.pass();
+        drop(connecting.await.expect("another session is opened"));
+    });
+}

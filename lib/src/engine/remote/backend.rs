@@ -42,8 +42,8 @@ pub trait Backend: Sized + 'static {
     /// The store that the configuration names.
     fn peer(&self) -> &Peer;
 
-    /// Returns for how long after its first attempt a release, or an acquire that does not wait, is repeated if its connection
-    /// broke. Zero unless another server is expected to take over soon.
+    /// Returns for how long after its first attempt a release, an acquire that does not wait, or the opening of a session is
+    /// repeated if its connection broke. Zero unless another server is expected to take over soon.
     fn repeat_within(&self) -> Duration {
         Duration::ZERO
     }

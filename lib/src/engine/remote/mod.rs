@@ -260,9 +260,11 @@ impl<B: Backend> Engine for Remote<B> {
     }
 
     async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
-        let connection = self.shared.connection().await?;
-        let session = self.shared.backend.open_session(&connection, ttl, &label).await?;
-        Ok(self.shared.client.add_session(session, ttl))
+        let shared = &self.shared;
+        // One that was opened without an answer holds nothing, and ends after its TTL.
+        let open = async |connection: &Rc<B::Connection>| shared.backend.open_session(connection, ttl, &label).await;
+        let (session, _) = shared.repeat(open).await;
+        Ok(shared.client.add_session(session?, ttl))
     }
 
     async fn keep_alive(&self, session: SessionId) -> Result<(), Failure> {
