@@ -3,15 +3,17 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use palisade::{Options, Palisade, Token};
-use palisade_testbench::bounded::{block_until, check};
+use palisade_testbench::bounded::{block_until, check, number_from_env};
 use palisade_testbench::credentials::Credentials;
+use palisade_testbench::faulty_disk::Dice;
 use palisade_testbench::servers::ServiceCluster;
 
-use crate::fixture::{BOUND, TTL, cluster, start, until_another_leads};
+use crate::fixture::{BOUND, TTL, cluster, leader, start, until_another_leads};
 
 const LOCKS: [&str; 2] = ["orders", "users"];
 
@@ -159,6 +161,34 @@ fn all_nodes_killed_at_once_cost_no_grant() {
         });
         assert!(after.await > 0);
     });
+}
+
+/// Kills one or two of three nodes at random moments. `PALISADE_KILLS` is how many times, `PALISADE_SEED` chooses the nodes and the moments.
+#[test]
+fn nodes_killed_at_random_cost_no_grant() {
+    let seed = number_from_env("PALISADE_SEED", std::process::id());
+    let kills = number_from_env("PALISADE_KILLS", 12);
+    let mut dice = Dice::new(u64::from(seed));
+    let (mut cluster, _folder) = cluster();
+    let killing = async {
+        under_load(&mut cluster, async |cluster| {
+            for _ in 0..kills {
+                let (first, count) = (dice.roll(3), 1 + dice.roll(2));
+                let killed: Vec<_> = (first..first + count).map(|at| at % 3).collect();
+                killed.iter().for_each(|at| cluster.kill(*at));
+                tokio::time::sleep(Duration::from_millis(dice.roll(300) as u64)).await;
+                killed.iter().for_each(|at| cluster.restart(*at).unwrap());
+                // Otherwise the next one is killed while they elect a leader, or catch up.
+                if dice.roll(2) == 0 {
+                    leader(cluster).await;
+                }
+                tokio::time::sleep(Duration::from_millis(dice.roll(300) as u64)).await;
+            }
+        })
+        .await
+    };
+    let killing = catch_unwind(AssertUnwindSafe(|| check(BOUND * (1 + kills / 60), killing)));
+    assert!(killing.is_ok_and(|after| after > 0), "PALISADE_SEED={seed}");
 }
 
 #[test]

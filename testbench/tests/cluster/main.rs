@@ -1,4 +1,4 @@
-//! A cluster of real processes: killed, stopped and restarted while clients work.
+//! A cluster of real processes: killed, stopped, cut off and restarted while clients work.
 #![allow(clippy::unwrap_used)]
 
 mod conformance;
