@@ -13,6 +13,7 @@ pub mod fenced_file;
 pub mod fencing;
 pub mod fixture;
 pub mod history;
+pub mod network;
 pub mod order;
 pub mod proxy;
 pub mod servers;

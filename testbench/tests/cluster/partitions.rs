@@ -1,71 +1,182 @@
-//! Nodes that do not receive what the others send, and are heard by them.
+//! Nodes that do not receive what others send: cut off, heard and not hearing, hearing and not heard.
+
+use std::net::SocketAddr;
+use std::time::Duration;
 
 use palisade::Options;
-use palisade_testbench::bounded::check;
-use palisade_testbench::proxy::Proxy;
+use palisade_testbench::bounded::{check, until};
+use palisade_testbench::network::Network;
 use palisade_testbench::servers::ServiceCluster;
+use serde_json::json;
 
 use crate::failures::under_load;
-use crate::fixture::{BOUND, TTL, leader, until_another_leads};
+use crate::fixture::{BOUND, TTL, leader, on_network, take_again_and_again, until_another_leads};
+use crate::http_client::HttpClient;
 
-/// Starts a cluster whose nodes reach each other through proxies.
-fn behind_proxies(folder: &std::path::Path) -> (ServiceCluster, Vec<Proxy>) {
-    let mut proxies = Vec::new();
-    let variables = [("SERVE_COMPACT_AFTER", "20000")];
-    let through = |peer| {
-        let proxy = Proxy::start(peer).unwrap();
-        let address = proxy.address;
-        proxies.push(proxy);
-        address
-    };
-    let cluster = ServiceCluster::start_through(env!("CARGO_BIN_EXE_serve"), folder, 3, &variables, through);
-    (cluster.unwrap_or_else(|absent| panic!("{absent}")), proxies)
+/// Longer than the election time-out of nodes that hear no leader.
+const PAUSE: Duration = Duration::from_secs(3);
+
+/// Asks a node that is cut off for a lock, and for its holder, and waits for the answers. It may close the connections instead.
+async fn ask_in_vain(node: SocketAddr, lock: &str) {
+    let (ask, show) = (json!({ "locks": [lock], "ttl_ms": 60_000 }), format!("/v1/locks/show?name={lock}"));
+    let asking = tokio::task::spawn_blocking(move || {
+        let [mut acquiring, mut reading] = [(); 2].map(|()| HttpClient::connect(node));
+        acquiring.send("POST", "/v1/locks/acquire", Some(&ask));
+        reading.send("GET", &show, None);
+        [acquiring.answer().ok(), reading.answer().ok()]
+    });
+    for answer in asking.await.unwrap().into_iter().flatten() {
+        assert!(answer.status >= 500, "a node that is cut off answers {answer:?}");
+    }
+}
+
+/// Waits until a node knows the leader again, and answers.
+async fn until_back(cluster: &ServiceCluster, at: usize) {
+    let url = format!("palisade://{}", cluster.address(at));
+    until("the node is back", async || palisade::connect(&url).await.is_ok()).await;
+}
+
+/// Cuts the leader off, with this many other nodes, and lets it back in.
+async fn cut_leader_off(cluster: &ServiceCluster, network: &Network, others: usize) {
+    let old = leader(cluster).await;
+    let size = cluster.len();
+    let minority: Vec<_> = (old..=old + others).map(|at| at % size).collect();
+    network.separate(&minority);
+    for at in &minority {
+        ask_in_vain(cluster.http(*at), "minority").await;
+    }
+    until("the others elect a leader", async || cluster.leader().is_some_and(|at| !minority.contains(&at))).await;
+    take_again_and_again(cluster, "majority", 5).await;
+    network.heal();
+    until_back(cluster, old).await;
+}
+
+#[test]
+fn a_leader_that_is_cut_off_alone_confirms_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut cluster, network) = on_network(3, &[], folder.path());
+    check(BOUND, async {
+        let grants = under_load(&mut cluster, async |cluster| {
+            for _ in 0..2 {
+                cut_leader_off(cluster, &network, 0).await;
+            }
+        });
+        assert!(grants.await >= 100);
+    });
+}
+
+#[test]
+fn a_minority_of_five_confirms_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut cluster, network) = on_network(5, &[], folder.path());
+    check(BOUND, async {
+        let grants = under_load(&mut cluster, async |cluster| {
+            cut_leader_off(cluster, &network, 1).await;
+            // Two nodes that do not lead.
+            let leader = leader(cluster).await;
+            let minority = [(leader + 2) % 5, (leader + 3) % 5];
+            network.separate(&minority);
+            until("they know no leader", async || {
+                let url = format!("palisade://{}", cluster.address(minority[0]));
+                palisade::connect(&url).await.is_err()
+            })
+            .await;
+            ask_in_vain(cluster.http(minority[0]), "minority").await;
+            take_again_and_again(cluster, "majority", 5).await;
+            network.heal();
+            until_back(cluster, minority[0]).await;
+        });
+        assert!(grants.await >= 100);
+    });
+}
+
+/// The leader reaches a majority, its two neighbours. The other two hear only them and each other, and must not disturb them.
+#[test]
+fn five_nodes_in_a_ring_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut cluster, network) = on_network(5, &[], folder.path());
+    check(BOUND, async {
+        let grants = under_load(&mut cluster, async |cluster| {
+            // The neighbours of a node in the second ring are those that it did not reach in the first.
+            for distance in [1, 2] {
+                let is_neighbour =
+                    |(from, to): (usize, usize)| [distance, 5 - distance].contains(&((to + 5 - from) % 5));
+                network.lose(network.ways().filter(|way| !is_neighbour(*way)));
+                tokio::time::sleep(PAUSE).await;
+                take_again_and_again(cluster, "ring", 20).await;
+            }
+            network.heal();
+        });
+        assert!(grants.await >= 100);
+    });
 }
 
 /// A leader that hears nothing does not know whether it still leads: it steps down, confirms nothing meanwhile, and follows again.
 #[test]
 fn a_leader_that_hears_nothing_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut cluster, proxies) = behind_proxies(folder.path());
+    let (mut cluster, network) = on_network(3, &[], folder.path());
     check(BOUND, async {
-        let grants = under_load(&mut cluster, async |cluster: &mut ServiceCluster| {
+        let grants = under_load(&mut cluster, async |cluster| {
             for _ in 0..2 {
                 let leader = leader(cluster).await;
-                proxies[leader].black_hole();
+                network.lose(network.ways().filter(|(_, to)| *to == leader));
+                ask_in_vain(cluster.http(leader), "deaf").await;
                 until_another_leads(cluster, leader).await;
-                proxies[leader].cut();
-                proxies[leader].pass();
+                network.heal();
             }
-        })
-        .await;
-        assert!(grants >= 100);
+        });
+        assert!(grants.await >= 100);
     });
 }
 
-/// A follower that hears nothing asks for votes again and again. The work of the others goes on.
+/// It hears that another node leads.
 #[test]
-fn a_follower_that_hears_nothing_stops_no_work() {
+fn a_leader_that_is_not_heard_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
-    let (cluster, proxies) = behind_proxies(folder.path());
+    let (mut cluster, network) = on_network(3, &[], folder.path());
+    check(BOUND, async {
+        let grants = under_load(&mut cluster, async |cluster| {
+            for _ in 0..2 {
+                let leader = leader(cluster).await;
+                network.lose(network.ways().filter(|(from, _)| *from == leader));
+                until_another_leads(cluster, leader).await;
+                take_again_and_again(cluster, "heard", 5).await;
+                network.heal();
+            }
+        });
+        assert!(grants.await >= 100);
+    });
+}
+
+/// A follower that hears nothing, or not the leader, asks for votes again and again. The work of the others goes on.
+#[test]
+fn a_follower_that_does_not_hear_the_leader_stops_no_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let (cluster, network) = on_network(3, &[], folder.path());
     check(BOUND, async {
         let client = Options::new().ttl(TTL).connect(&cluster.url()).await.unwrap();
-        let leader = leader(&cluster).await;
-        let follower = (leader + 1) % 3;
-        proxies[follower].black_hole();
-        // Longer than its election time-out, in which it asks several times.
-        let until = tokio::time::Instant::now() + std::time::Duration::from_secs(5);
         let mut last = None;
-        while tokio::time::Instant::now() < until {
-            let guard = client.lock("orders").acquire().await.unwrap();
-            let token = guard.token().unwrap();
-            assert!(last.is_none_or(|last| last < token), "{token} follows {last:?}");
-            last = Some(token);
-            guard.release().await.unwrap();
-            // `leader` returns `None` while the leader is slow to answer.
+        for hears_the_other in [true, false] {
+            let leader = leader(&cluster).await;
+            let follower = (leader + 1) % 3;
+            let is_lost = |(from, to): &(usize, usize)| *to == follower && (*from == leader || !hears_the_other);
+            network.lose(network.ways().filter(is_lost));
+            // It has everything that the others have, and they must deny it their votes nevertheless.
+            tokio::time::sleep(PAUSE).await;
             assert_ne!(cluster.leader(), Some(follower));
+            let until = tokio::time::Instant::now() + PAUSE;
+            while tokio::time::Instant::now() < until {
+                let guard = client.lock("orders").acquire().await.unwrap();
+                let token = guard.token().unwrap();
+                assert!(last.is_none_or(|last| last < token), "{token} follows {last:?}");
+                last = Some(token);
+                guard.release().await.unwrap();
+                // `leader` returns `None` while the leader is slow to answer.
+                assert_ne!(cluster.leader(), Some(follower));
+            }
+            network.heal();
+            until_back(&cluster, follower).await;
         }
-        proxies[follower].cut();
-        proxies[follower].pass();
-        drop(client.lock("orders").acquire().await.unwrap());
     });
 }

@@ -1,0 +1,198 @@
+//! The network between the nodes of a cluster, which loses what one node sends to another as a test tells it.
+//!
+//! A proxy stands before the port on which a node listens for the others. It finds out which node has connected from the owner of the
+//! connection's socket, so it does not depend on what nodes say to each other.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, netlink, recv, send, socket};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+
+/// A node sends to another one: their numbers, from 0.
+type Way = (usize, usize);
+
+/// The network. It ends with this value, which must not be dropped within a runtime.
+pub struct Network {
+    runtime: Runtime,
+    nodes: usize,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Bytes on these ways are held back, on all connections.
+    lost: watch::Sender<BTreeSet<Way>>,
+    sent: Mutex<Vec<Sent>>,
+}
+
+/// The bytes that a node has sent on a connection that it has opened.
+#[derive(Debug, Clone)]
+pub struct Sent {
+    /// The node that has opened the connection.
+    pub from: usize,
+    /// The node that it has connected to.
+    pub to: usize,
+    /// The bytes.
+    pub bytes: Vec<u8>,
+}
+
+impl Network {
+    /// Starts a network without nodes.
+    ///
+    /// # Errors
+    ///
+    /// There is no thread.
+    pub fn start() -> io::Result<Network> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        Ok(Network { runtime, nodes: 0, shared: Arc::default() })
+    }
+
+    /// Adds the next node, which listens for the others at `peer`, or will. Returns where the others reach it.
+    ///
+    /// # Errors
+    ///
+    /// There is no port.
+    pub fn add(&mut self, peer: SocketAddr) -> io::Result<SocketAddr> {
+        let listener = self.runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
+        let (address, to, shared) = (listener.local_addr()?, self.nodes, self.shared.clone());
+        self.nodes += 1;
+        self.runtime.spawn(async move {
+            loop {
+                let Ok((stream, client)) = listener.accept().await else { continue };
+                // A connection that has ended meanwhile has no owner.
+                if let Some(from) = owner(client, address) {
+                    tokio::spawn(connect(stream, peer, (from, to), shared.clone()));
+                }
+            }
+        });
+        Ok(address)
+    }
+
+    /// Loses everything on these ways, and passes everything else. What is lost arrives late, after this is called again: nodes
+    /// send bytes on connections, which lose none before they end.
+    pub fn lose(&self, ways: impl IntoIterator<Item = Way>) {
+        self.shared.lost.send_replace(ways.into_iter().collect());
+    }
+
+    /// Separates these nodes from the others, both ways.
+    pub fn separate(&self, nodes: &[usize]) {
+        let is_apart = |(from, to): &Way| nodes.contains(from) != nodes.contains(to);
+        self.lose(self.ways().filter(is_apart));
+    }
+
+    /// Passes everything.
+    pub fn heal(&self) {
+        self.lose([]);
+    }
+
+    /// Returns every way from one node to another.
+    pub fn ways(&self) -> impl Iterator<Item = Way> + use<> {
+        let nodes = self.nodes;
+        (0..nodes).flat_map(move |from| (0..nodes).filter(move |to| *to != from).map(move |to| (from, to)))
+    }
+
+    /// Returns what was sent on each connection so far.
+    pub fn sent(&self) -> Vec<Sent> {
+        self.shared.sent().clone()
+    }
+}
+
+impl Shared {
+    fn sent(&self) -> MutexGuard<'_, Vec<Sent>> {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the node whose process has opened this connection.
+fn owner(client: SocketAddr, proxy: SocketAddr) -> Option<usize> {
+    let socket = format!("socket:[{}]", inode(client, proxy).ok().flatten()?);
+    let has_socket = |process: &fs::DirEntry| {
+        let files = fs::read_dir(process.path().join("fd")).into_iter().flatten().filter_map(Result::ok);
+        files.filter_map(|file| fs::read_link(file.path()).ok()).any(|target| target.as_os_str() == socket.as_str())
+    };
+    let processes = fs::read_dir("/proc").ok()?.filter_map(Result::ok);
+    let mut nodes = processes.filter_map(|process| Some((node(&process)?, process)));
+    nodes.find(|(_, process)| has_socket(process)).map(|(node, _)| node)
+}
+
+/// Returns the inode of the client's socket, as `ss` does: `/proc/net/tcp` is slow when thousands of connections have ended lately.
+fn inode(client: SocketAddr, proxy: SocketAddr) -> io::Result<Option<u32>> {
+    const BY_FAMILY: u16 = 20;
+    const REQUEST: u16 = 1;
+    const TCP: u8 = 6;
+    let address = |address: SocketAddr| match address.ip() {
+        IpAddr::V4(ip) => [&ip.octets()[..], &[0; 12]].concat(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    // `struct nlmsghdr`, then `struct inet_diag_req_v2`: in any state, of exactly these two ends, on any interface.
+    let mut request = 72_u32.to_ne_bytes().to_vec();
+    request.extend([BY_FAMILY, REQUEST].map(u16::to_ne_bytes).concat());
+    request.extend([0; 8]);
+    request.extend([AddressFamily::INET.as_raw() as u8, TCP, 0, 0]);
+    request.extend([0xff; 4]);
+    request.extend([client.port(), proxy.port()].map(u16::to_be_bytes).concat());
+    request.extend([address(client), address(proxy)].concat());
+    request.extend([0; 4]);
+    request.extend([0xff; 8]);
+    let kernel = socket(AddressFamily::NETLINK, SocketType::DGRAM, Some(netlink::SOCK_DIAG))?;
+    send(&kernel, &request, SendFlags::empty())?;
+    let mut reply = [0; 1024];
+    let (read, _) = recv(&kernel, &mut reply[..], RecvFlags::empty())?;
+    // The last field of `struct inet_diag_msg`. An error is shorter.
+    let inode = reply[..read].get(84..88).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
+    Ok(inode)
+}
+
+/// Returns the number of the node that this process is, if it is one: `SERVE_NODE=node1` is node 0.
+fn node(process: &fs::DirEntry) -> Option<usize> {
+    let variables = fs::read(process.path().join("environ")).ok()?;
+    let name = variables.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(b"SERVE_NODE=node"))?;
+    std::str::from_utf8(name).ok()?.parse::<usize>().ok()?.checked_sub(1)
+}
+
+async fn connect(client: TcpStream, peer: SocketAddr, (from, to): Way, shared: Arc<Shared>) -> io::Result<()> {
+    client.set_nodelay(true)?;
+    let server = TcpStream::connect(peer).await?;
+    server.set_nodelay(true)?;
+    let number = {
+        let mut sent = shared.sent();
+        sent.push(Sent { from, to, bytes: Vec::new() });
+        sent.len() - 1
+    };
+    let record = |bytes: &[u8]| shared.sent()[number].bytes.extend_from_slice(bytes);
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    tokio::select! {
+        over = pump(from_client, to_server, (from, to), &shared, record) => over,
+        over = pump(from_server, to_client, (to, from), &shared, |_| ()) => over,
+    }
+}
+
+async fn pump(
+    mut reader: OwnedReadHalf,
+    mut writer: OwnedWriteHalf,
+    way: Way,
+    shared: &Shared,
+    record: impl Fn(&[u8]),
+) -> io::Result<()> {
+    let mut lost = shared.lost.subscribe();
+    let mut buffer = [0; 16 << 10];
+    loop {
+        let read = reader.read(&mut buffer).await?;
+        // Nor does the end of a connection arrive. The wait fails only if the network was dropped.
+        drop(lost.wait_for(|lost| !lost.contains(&way)).await);
+        if read == 0 {
+            return Ok(());
+        }
+        record(&buffer[..read]);
+        writer.write_all(&buffer[..read]).await?;
+    }
+}
