@@ -14,9 +14,9 @@ use serde_json::Value;
 /// No answer takes longer, unless something is wrong.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-trait Stream: Read + Write {}
+trait Stream: Read + Write + Send {}
 
-impl<T: Read + Write> Stream for T {}
+impl<T: Read + Write + Send> Stream for T {}
 
 pub(crate) struct HttpClient {
     stream: BufReader<Box<dyn Stream>>,

@@ -8,5 +8,6 @@ mod http;
 mod http_client;
 mod partitions;
 mod silent;
+mod stopped;
 mod strangers;
 mod upgrades;
