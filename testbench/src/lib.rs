@@ -18,6 +18,7 @@ pub mod order;
 pub mod proxy;
 pub mod servers;
 pub mod soak;
+pub mod switched_disk;
 pub mod tidy;
 pub mod wall_clock;
 pub mod worker_process;

@@ -5,7 +5,7 @@
 //! tokens are signed. With `SERVE_CLUSTER="NAME=ADDRESS;…"` and `SERVE_NODE=NAME` it is a node of a cluster, which listens at `SERVE_PEERS`; with `SERVE_PEER_TLS=FOLDER`
 //! the nodes encrypt their connections with the files in that folder. `SERVE_LOG_VERSION` is the version of the log that it says it understands. `SERVE_COMPACT_AFTER` is the bytes of the log between two
 //! snapshots. With `SERVE_HTTP=ADDRESS` it offers HTTP there, to at most `SERVE_HTTP_CONNECTIONS` clients at once. With `SERVE_USER_FROM=dns`
-//! the first DNS name of a client's certificate is its user.
+//! the first DNS name of a client's certificate is its user. With `SERVE_DISK_SWITCH=FILE` its disk fails while that file says so.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout)]
 
@@ -16,8 +16,10 @@ use std::path::Path;
 
 use palisade_server::access::{Rule, User, Users};
 use palisade_server::sign::Signer;
+use palisade_server::storage::disk::RealDisk;
 use palisade_server::tls::{Tls, TlsFiles, UserFrom};
-use palisade_server::{ClusterConfig, Config, Founding, Http, Listeners, PeerTls, PeerTlsFiles, serve_until};
+use palisade_server::{ClusterConfig, Config, Founding, Http, Listeners, PeerTls, PeerTlsFiles, serve_on, serve_until};
+use palisade_testbench::switched_disk::SwitchedDisk;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
@@ -48,9 +50,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         let http = env::var("SERVE_HTTP").ok().map(|address| http(&address)).transpose()?;
         println!("{}", resp.local_addr()?);
         std::io::stdout().flush()?;
+        let listeners = Listeners { resp, http, peers };
         let mut terminated = signal(SignalKind::terminate())?;
         let stop = async { terminated.recv().await.unwrap_or_default() };
-        Ok(serve_until(config, Listeners { resp, http, peers }, || (), stop).await?)
+        let Some(switch) = env::var_os("SERVE_DISK_SWITCH") else {
+            return Ok(serve_until(config, listeners, || (), stop).await?);
+        };
+        let disk = SwitchedDisk::new(RealDisk::open_alone(config.data_dir.clone(), true)?, switch.into());
+        Ok(serve_on(disk, config, listeners, || (), stop).await?)
     })
 }
 

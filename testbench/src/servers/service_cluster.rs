@@ -182,6 +182,16 @@ impl ServiceCluster {
         }
     }
 
+    /// Returns whether the process of a node has ended by itself.
+    ///
+    /// # Panics
+    ///
+    /// The system does not say.
+    pub fn has_ended(&mut self, at: usize) -> bool {
+        let process = self.nodes[at].process.as_mut();
+        process.is_some_and(|process| process.child.try_wait().expect("a child process").is_some())
+    }
+
     /// Starts a node again.
     ///
     /// # Errors

@@ -1,7 +1,9 @@
 //! A cluster of real processes: killed, stopped, cut off and restarted while clients work.
 #![allow(clippy::unwrap_used)]
 
+mod clocks;
 mod conformance;
+mod disks;
 mod failures;
 mod fixture;
 mod http;

@@ -1,0 +1,55 @@
+//! Nodes whose wall clocks jump by hours: sessions end by the time that passes, which no wall clock shows.
+
+use std::time::Duration;
+
+use palisade::Options;
+use palisade_testbench::bounded::{check, until};
+use palisade_testbench::wall_clock::WallClock;
+use serde_json::json;
+
+use crate::failures::under_load;
+use crate::fixture::{BOUND, TTL, cluster, leader, until_another_leads};
+use crate::http_client::HttpClient;
+
+#[test]
+fn wall_clocks_that_jump_end_no_session_and_keep_none_alive() {
+    let (mut cluster, folder) = cluster();
+    let clock = |at: usize| WallClock::new(&folder.path().join(format!("time{at}")));
+    let clocks: Vec<_> = (0..cluster.len()).map(clock).collect();
+    for (at, clock) in clocks.iter().enumerate() {
+        clock.variables().iter().for_each(|(name, value)| cluster.set_variable(at, name, Some(value)));
+        cluster.restart(at).unwrap();
+        cluster.until_led().unwrap();
+    }
+    check(BOUND, async {
+        let client = Options::new().ttl(TTL).connect(&cluster.url()).await.unwrap();
+        let held = client.lock("held").acquire().await.unwrap();
+        let token = held.token().unwrap();
+        let after = under_load(&mut cluster, async |cluster| {
+            for offset in ["+5h", "-5h", "+100d", "+0"] {
+                // Each node has another time for a while.
+                for clock in &clocks {
+                    clock.jump(offset);
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+                let lock = client.inspect("held").await.unwrap().expect("it is held");
+                assert_eq!(lock.holders[0].token, token, "after {offset}");
+            }
+            // The next leader has another time than the one before, on which a session that is left ends no later.
+            let old = leader(cluster).await;
+            let left = json!({ "locks": ["left"], "ttl_ms": 1_000 });
+            HttpClient::connect(cluster.http(old)).post("/v1/locks/acquire", &left).good();
+            (0..cluster.len()).filter(|at| *at != old).for_each(|at| clocks[at].jump("-5h"));
+            cluster.kill(old);
+            until_another_leads(cluster, old).await;
+            cluster.restart(old).unwrap();
+            until("the session that was left ends", async || {
+                client.inspect("left").await.is_ok_and(|lock| lock.is_none_or(|lock| lock.holders.is_empty()))
+            })
+            .await;
+        });
+        assert!(after.await >= 100);
+        assert_eq!(held.token().unwrap(), token);
+        held.release().await.unwrap();
+    });
+}
