@@ -9,6 +9,7 @@ mod fixture;
 mod http;
 mod http_client;
 mod partitions;
+mod replays;
 mod silent;
 mod stopped;
 mod strangers;
