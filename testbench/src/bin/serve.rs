@@ -18,7 +18,9 @@ use palisade_server::access::{Rule, User, Users};
 use palisade_server::sign::Signer;
 use palisade_server::storage::disk::RealDisk;
 use palisade_server::tls::{Tls, TlsFiles, UserFrom};
-use palisade_server::{ClusterConfig, Config, Founding, Http, Listeners, PeerTls, PeerTlsFiles, serve_on, serve_until};
+use palisade_server::{
+    ClusterConfig, Config, Founding, Http, Listeners, PeerTls, PeerTlsFiles, serve_on, serve_until,
+};
 use palisade_testbench::switched_disk::SwitchedDisk;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
