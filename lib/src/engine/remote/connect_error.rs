@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use crate::engine::{Failure, Unavailable};
 
-/// The name and address of a store, for messages.
+const UNREACHABLE: &str = "cannot be reached: ";
+
+/// The name and address of a store, for messages. The address is empty if the message has it already.
 #[derive(Debug, Clone)]
 pub struct Peer {
     name: &'static str,
@@ -28,7 +30,10 @@ impl Peer {
 
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {}", self.name, self.address)
+        match self.address.as_str() {
+            "" => f.write_str(self.name),
+            address => write!(f, "{} at {address}", self.name),
+        }
     }
 }
 
@@ -37,6 +42,8 @@ impl fmt::Display for Peer {
 pub struct ConnectError {
     peer: Option<Peer>,
     what: String,
+    /// A question or an advice that follows.
+    advice: Option<&'static str>,
     severity: Severity,
     #[cfg_attr(not(any(feature = "etcd", feature = "service")), allow(dead_code, reason = "only these look at it"))]
     symptom: Symptom,
@@ -49,6 +56,9 @@ enum Symptom {
     Unreachable,
     /// A connection was opened, and a request was not answered in time.
     Silent,
+    /// A node of a cluster answers, and knows no leader.
+    #[cfg(feature = "service")]
+    Leaderless,
     Other,
 }
 
@@ -75,7 +85,7 @@ impl ConnectError {
     /// A problem that may pass without a change by the operator.
     pub(crate) fn transient(what: impl Into<String>) -> ConnectError {
         let (severity, symptom) = (Severity::Transient, Symptom::Other);
-        ConnectError { peer: None, what: what.into(), severity, symptom, cause: None }
+        ConnectError { peer: None, what: what.into(), advice: None, severity, symptom, cause: None }
     }
 
     /// A problem that stays until the operator changes something.
@@ -114,8 +124,16 @@ impl ConnectError {
             Some(why) => (format!("its name is unknown ({why})"), "Is the address right?"),
             None => (text, "Is it running, and is the address right?"),
         };
-        let what = format!("cannot be reached: {why}. {question}");
-        ConnectError { symptom: Symptom::Unreachable, ..ConnectError::transient(what) }
+        let error = ConnectError::transient(format!("{UNREACHABLE}{why}")).advising(question);
+        ConnectError { symptom: Symptom::Unreachable, ..error }
+    }
+
+    /// A node of a cluster answers, and knows no leader.
+    #[cfg(feature = "service")]
+    pub(crate) fn leaderless() -> ConnectError {
+        let what = "this node answers, and knows no leader: a majority of the nodes is needed";
+        let error = ConnectError::transient(what).advising("See `palisade cluster status`");
+        ConnectError { symptom: Symptom::Leaderless, ..error }
     }
 
     pub(crate) fn closed() -> ConnectError {
@@ -128,20 +146,51 @@ impl ConnectError {
         self
     }
 
+    /// Leaves out the store's name.
+    #[cfg(feature = "service")]
+    pub(crate) fn unnamed(self) -> ConnectError {
+        ConnectError { peer: None, ..self }
+    }
+
     /// Adds the error that callers can downcast to.
     pub(crate) fn because(self, cause: impl Error + Clone + Send + Sync + 'static) -> ConnectError {
         ConnectError { cause: Some(Arc::new(cause)), ..self }
     }
 
+    /// Adds a question or an advice. [`reason`](ConnectError::reason) leaves it out.
+    pub(crate) fn advising(self, advice: &'static str) -> ConnectError {
+        ConnectError { advice: Some(advice), ..self }
+    }
+
     /// Adds a sentence.
     #[cfg(feature = "etcd")]
     pub(crate) fn adding(self, sentence: &str) -> ConnectError {
-        let end = if self.what.ends_with(['.', '?']) { "" } else { "." };
-        ConnectError { what: format!("{}{end} {sentence}", self.what), ..self }
+        let what = self.text();
+        let end = if what.ends_with(['.', '?']) { "" } else { "." };
+        ConnectError { what: format!("{what}{end} {sentence}"), advice: None, ..self }
+    }
+
+    /// Returns the reason in a few words, for a list of servers.
+    #[cfg(feature = "service")]
+    pub(crate) fn reason(&self) -> &str {
+        self.what.strip_prefix(UNREACHABLE).unwrap_or(&self.what)
+    }
+
+    fn text(&self) -> String {
+        match self.advice {
+            Some(advice) => format!("{}. {advice}", self.what),
+            None => self.what.clone(),
+        }
+    }
+
+    /// Whether a node of a cluster answers, and knows no leader.
+    #[cfg(feature = "service")]
+    pub(crate) fn is_leaderless(&self) -> bool {
+        self.symptom == Symptom::Leaderless
     }
 
     /// Whether no connection could be opened.
-    #[cfg(feature = "etcd")]
+    #[cfg(any(feature = "etcd", feature = "service"))]
     pub(crate) fn is_unreachable(&self) -> bool {
         self.symptom == Symptom::Unreachable
     }
@@ -178,8 +227,8 @@ impl ConnectError {
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.peer {
-            Some(peer) => write!(f, "{peer}: {}", self.what),
-            None => f.write_str(&self.what),
+            Some(peer) => write!(f, "{peer}: {}", self.text()),
+            None => f.write_str(&self.text()),
         }
     }
 }

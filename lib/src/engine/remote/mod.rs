@@ -225,10 +225,15 @@ impl<B: Backend> Shared<B> {
         &self,
         mut call: impl AsyncFnMut(&Rc<B::Connection>) -> Result<T, Failure>,
     ) -> (Result<T, Failure>, bool) {
-        let until = Instant::now() + self.backend.repeat_within();
+        let repeat_within = self.backend.repeat_within();
+        let until = Instant::now() + repeat_within;
         let mut may_have_happened = false;
         loop {
-            let (reply, is_broken) = match self.connection().await {
+            let connection = match repeat_within.is_zero() {
+                true => self.connection().await,
+                false => self.reconnector.connection_until(until).await,
+            };
+            let (reply, is_broken) = match connection {
                 Ok(connection) => (call(&connection).await, connection.is_broken()),
                 Err(failure) => (Err(failure), true),
             };

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{Backend, ClientState, ConnectError};
 use crate::engine::Failure;
@@ -76,9 +76,19 @@ impl<C> Reconnector<C> {
         }
     }
 
+    /// Returns the connection as [`connection`](Reconnector::connection) does, but waits no longer than this. Fails then with the
+    /// error of the last attempt.
+    pub(super) async fn connection_until(&self, until: Instant) -> Result<Rc<C>, Failure> {
+        let began_at = Instant::now();
+        timeout_at(until, self.connection()).await.unwrap_or_else(|_| {
+            let last = self.failures.borrow().last.clone();
+            Err(last.unwrap_or_else(|| ConnectError::no_answer(began_at.elapsed())).failure(false))
+        })
+    }
+
     pub(super) fn set(&self, connection: Rc<C>) {
         *self.current.borrow_mut() = Some(connection);
-        self.failures.send_modify(|_| {});
+        self.failures.send_modify(|failures| failures.last = None);
     }
 
     pub(super) fn unset(&self) {

@@ -14,13 +14,14 @@ use tokio::time::{Instant, sleep};
 use super::Config;
 use super::config::TLS;
 use super::connection::{CALL_TIMEOUT, Connection, Dialer};
-use super::error::{ReplyError, Unexpected};
+use super::error::{NoReply, ReplyError, Unexpected};
+use super::nodes::NodeErrors;
 use super::probe;
 use super::wire::{self, Command, field, items, number, optional, small, text, token};
 use crate::SignedToken;
 use crate::engine::remote::{
     AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, ForceRelease, Held, Login, Peer,
-    Remote, WaitKey, keep_alive_timeout, printable, within,
+    Remote, WaitKey, jittered, keep_alive_timeout, printable, within,
 };
 use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, WakeUp, Watched,
@@ -28,6 +29,8 @@ use crate::engine::{
 
 /// The pause before a command is sent again to a service that is not the leader yet.
 const LEADER_PAUSE: Duration = Duration::from_millis(10);
+/// The longest pause before the nodes are asked again for a leader.
+const LONGEST_LEADER_PAUSE: Duration = Duration::from_secs(1);
 /// How long a node of a cluster may take to answer a login, before the client tries the next node.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// The number of locks in one reply to LIST.
@@ -41,8 +44,8 @@ pub struct ServiceBackend {
     dialer: Rc<Dialer>,
     peer: Peer,
     client: Rc<ClientState<ServiceBackend>>,
-    /// Whether a node has answered that it knows no leader.
-    has_no_leader: Cell<bool>,
+    /// Since when the nodes that answer know no leader.
+    leaderless_since: Cell<Option<Instant>>,
 }
 
 impl Backend for ServiceBackend {
@@ -57,8 +60,8 @@ impl Backend for ServiceBackend {
     const CALL_TIMEOUT: Duration = CALL_TIMEOUT;
 
     fn new(config: Config, client: Rc<ClientState<ServiceBackend>>) -> ServiceBackend {
-        let (peer, has_no_leader) = (Peer::new(Self::NAME, addresses(&config)), Cell::new(false));
-        ServiceBackend { peer, dialer: Rc::new(Dialer::new(config)), client, has_no_leader }
+        let (peer, leaderless_since) = (Peer::new(Self::NAME, addresses(&config)), Cell::new(None));
+        ServiceBackend { peer, dialer: Rc::new(Dialer::new(config)), client, leaderless_since }
     }
 
     fn guarantees(&self) -> Guarantees {
@@ -85,15 +88,18 @@ impl Backend for ServiceBackend {
     async fn connect(&self) -> Result<Connected<ServiceBackend>, ConnectError> {
         let until = Instant::now() + keep_alive_timeout(self.client.shortest_ttl(), CALL_TIMEOUT);
         loop {
-            self.has_no_leader.set(false);
-            match self.try_nodes().await {
+            let tried = self.try_nodes().await;
+            let is_leaderless = matches!(&tried, Err(tried) if tried.is_leaderless);
+            if !is_leaderless {
+                self.leaderless_since.set(None);
+            } else if Instant::now() < until {
                 // An election takes a second or two.
-                Err(_) if self.has_no_leader.get() && Instant::now() < until => sleep(LEADER_PAUSE).await,
-                connected => {
-                    self.dialer.set_silent(None);
-                    return connected;
-                }
+                let pause = self.leader_pause().min(until - Instant::now());
+                sleep(pause).await;
+                continue;
             }
+            self.dialer.set_silent(None);
+            return tried.map_err(|tried| tried.error);
         }
     }
 
@@ -227,33 +233,49 @@ async fn all_pages(connection: &Connection, first: (LockInfo, u64)) -> Result<Lo
 }
 
 impl ServiceBackend {
+    /// Returns the pause before the nodes are asked again for a leader: an eighth of the time that they have had none. So a quick
+    /// election is noticed soon, and many clients of a cluster without a majority do not flood it.
+    fn leader_pause(&self) -> Duration {
+        let now = Instant::now();
+        let since = self.leaderless_since.get().unwrap_or(now);
+        self.leaderless_since.set(Some(since));
+        let longest = self.client.shortest_ttl().map_or(LONGEST_LEADER_PAUSE, |ttl| ttl / 8);
+        let longest = longest.clamp(LEADER_PAUSE, LONGEST_LEADER_PAUSE);
+        jittered(((now - since) / 8).clamp(LEADER_PAUSE, longest))
+    }
+
     /// Tries the nodes of the service, the one that led last first.
-    async fn try_nodes(&self) -> Result<Connected<ServiceBackend>, ConnectError> {
-        let mut failed = ConnectError::closed();
+    async fn try_nodes(&self) -> Result<Connected<ServiceBackend>, NotServed> {
+        let mut errors = NodeErrors::new(&self.dialer.config);
         for (node, is_direct) in self.dialer.attempts() {
             // The others will know a leader before this one answers.
-            if self.has_no_leader.get() && self.dialer.is_silent(node) {
+            if errors.is_leaderless() && self.dialer.is_silent(node) {
+                errors.note(node, ConnectError::transient("does not answer"));
+                continue;
+            }
+            // It has said already that it cannot relay, or could not be reached.
+            if !is_direct && errors.is_useless(node) {
                 continue;
             }
             match self.try_connect(node, is_direct).await {
                 Err(error) if error.is_permanent() => {
                     // A file may be the reason, and may be replaced before the next attempt.
                     self.dialer.forget_files();
-                    return Err(error);
+                    return Err(NotServed { error, is_leaderless: false });
                 }
                 Err(error) => {
                     if error.is_silent() {
                         self.dialer.set_silent(Some(node));
                     }
-                    failed = error;
+                    errors.note(node, error);
                 }
-                connected => {
+                Ok(connected) => {
                     self.dialer.try_first(node);
-                    return connected;
+                    return Ok(connected);
                 }
             }
         }
-        Err(failed)
+        Err(NotServed { is_leaderless: errors.is_leaderless(), error: errors.summary() })
     }
 
     async fn try_connect(&self, node: usize, is_direct: bool) -> Result<Connected<ServiceBackend>, ConnectError> {
@@ -266,12 +288,15 @@ impl ServiceBackend {
         let (driven, dialer) = (connection.clone(), self.dialer.clone());
         let mut driver: LocalBoxFuture<'static, ConnectError> =
             Box::pin(async move { probe::drive(&driven, stream, &dialer, node).await });
+        let is_logged_in = Cell::new(false);
         let attaching = async {
-            within(login_limit, self.log_in(&connection, is_direct)).await?;
+            let login = within(login_limit, self.log_in(&connection, is_direct)).await;
+            login.map_err(|error| if error.is_silent() { unanswered(error) } else { error })?;
+            is_logged_in.set(true);
             within(limit, self.attach_all(&connection)).await
         };
         tokio::select! {
-            error = &mut driver => return Err(error),
+            error = &mut driver => return Err(if is_logged_in.get() { error } else { unanswered(error) }),
             attached = attaching => attached?,
         }
         Ok(Connected { connection, orphans: Vec::new(), driver })
@@ -313,10 +338,7 @@ impl ServiceBackend {
         connection.logged_in(hello.term, began_at.elapsed());
         hello.check_is_node(&self.dialer.config)?;
         if !hello.is_leader {
-            self.has_no_leader.set(true);
-            let what =
-                "its cluster has no leader now, or this node does not know it yet; a majority of the nodes is needed";
-            return Err(ConnectError::transient(what));
+            return Err(ConnectError::leaderless());
         }
         if is_direct && hello.is_relayed {
             return Err(ConnectError::transient("this node relays to the one that leads"));
@@ -349,6 +371,13 @@ impl ServiceBackend {
         }
         Ok(())
     }
+}
+
+/// Why no node serves this client.
+struct NotServed {
+    error: ConnectError,
+    /// Whether a node answers, and knows no leader.
+    is_leaderless: bool,
 }
 
 /// The reply to HELLO.
@@ -388,7 +417,8 @@ pub(super) fn hello<'a>(
     }
     let reply = connection.request(&command, CALL_TIMEOUT);
     Ok(async move {
-        let reply = wire::accepted(received(reply.await)?).map_err(|error| login_error(error, login))?;
+        let reply = received(reply.await).map_err(unanswered)?;
+        let reply = wire::accepted(reply).map_err(|error| login_error(error, login))?;
         match field(&reply, "server").and_then(text) {
             Ok("palisade") => {}
             Ok(other) => return Err(not_palisade(format!("it calls itself '{}'", other.escape_debug()))),
@@ -412,7 +442,7 @@ fn addresses(config: &Config) -> String {
 /// the leader in a moment. The inner error is an error reply.
 async fn from_leader(
     connection: &Connection,
-    reply: impl Future<Output = Result<BytesFrame, Failure>>,
+    reply: impl Future<Output = Result<BytesFrame, NoReply>>,
     command: &Command,
 ) -> Result<Result<BytesFrame, ReplyError>, ConnectError> {
     let mut reply = wire::accepted(received(reply.await)?);
@@ -423,9 +453,19 @@ async fn from_leader(
     Ok(reply)
 }
 
-/// Converts the failure of a call. The connection is broken then, and its driver returns the reason.
-fn received(reply: Result<BytesFrame, Failure>) -> Result<BytesFrame, ConnectError> {
-    reply.map_err(|failure| ConnectError::transient(failure.to_string()))
+/// Converts the failure of a call. The connection is broken then, and its driver returns the same reason.
+fn received(reply: Result<BytesFrame, NoReply>) -> Result<BytesFrame, ConnectError> {
+    reply.map_err(|no_reply| no_reply.error)
+}
+
+/// Adds to the error of a server that did not answer a login what it may be.
+fn unanswered(error: ConnectError) -> ConnectError {
+    match error.is_permanent() {
+        true => error,
+        false => {
+            error.advising("Is this the port for clients? The nodes of a cluster have another one for each other")
+        }
+    }
 }
 
 fn not_palisade(what: String) -> ConnectError {

@@ -11,7 +11,8 @@ use tokio::task::LocalSet;
 
 use super::backend::hello;
 use super::connection::{CALL_TIMEOUT, Connection, Dialer};
-use super::error::{ReplyError, Unexpected};
+use super::error::{NoReply, ReplyError, Unexpected};
+use super::nodes::NodeErrors;
 use super::wire::{self, Command, field, items, number, optional, text};
 use super::{Config, ServiceBackend};
 use crate::engine::Failure;
@@ -82,7 +83,7 @@ pub struct MemberState {
 #[derive(Debug, Error)]
 pub enum ClusterError {
     /// No node leads now, or the one that led lets another one lead. The same request may succeed in a moment.
-    #[error("no node leads now: {0}")]
+    #[error("{0}")]
     NoLeader(String),
     /// The change before this one is not finished.
     #[error("{0}")]
@@ -104,16 +105,19 @@ pub enum ClusterError {
 ///
 /// No node answers.
 pub async fn cluster_status(config: &Config) -> Result<ClusterStatus, ClusterError> {
-    let (mut leaderless, mut failed) = (None, None);
-    for at in 0..config.addresses.len() {
-        match ask(config, at, &Command::new(&["CLUSTER", "STATUS"]), TIMEOUT, status).await {
-            Ok(status) if status.leader.is_some() => return Ok(status),
-            Ok(status) => leaderless = Some(status),
-            Err(error @ (ClusterError::Refused(_) | ClusterError::Failed(Failure::Denied(_)))) => return Err(error),
-            Err(error) => failed = Some(error),
+    let mut leaderless = None;
+    let asked = any_node(config, async |at| {
+        let status = ask(config, at, &Command::new(&["CLUSTER", "STATUS"]), TIMEOUT, status).await?;
+        if status.leader.is_some() {
+            return Ok(status);
         }
+        leaderless = Some(status);
+        Err(ConnectError::leaderless().into())
+    });
+    match asked.await {
+        Err(ClusterError::NoLeader(why)) => leaderless.ok_or(ClusterError::NoLeader(why)),
+        asked => asked,
     }
-    leaderless.ok_or_else(|| failed.unwrap_or_else(no_node))
 }
 
 /// Begins to add an empty node that waits at this address. It votes once it has the log.
@@ -153,8 +157,8 @@ pub async fn cluster_backup(
     config: &Config,
     mut write: impl FnMut(&[u8]) -> std::io::Result<()>,
 ) -> Result<std::io::Result<u64>, ClusterError> {
-    let (mut last, mut written) = (no_node(), 0);
-    for at in 0..config.addresses.len() {
+    let mut written = 0;
+    any_node(config, async |at| {
         let read = async |connection: &Connection| {
             let begun = |reply: &BytesFrame| Ok((number(field(reply, "backup")?)?, number(field(reply, "bytes")?)?));
             let (backup, bytes) =
@@ -163,7 +167,7 @@ pub async fn cluster_backup(
                 let part = Command::new(&["CLUSTER", "BACKUP"]).number(backup).text("FROM").number(written);
                 let part = call(connection, &part, TIMEOUT, wire::blob).await?;
                 if part.is_empty() {
-                    return Err(ClusterError::Refused("the backup ended early".to_owned()));
+                    return Err(ClusterError::Refused("the backup ended early".to_owned()).into());
                 }
                 if let Err(error) = write(&part) {
                     return Ok(Err(error));
@@ -173,15 +177,12 @@ pub async fn cluster_backup(
             Ok(Ok(bytes))
         };
         match with_node(config, at, read).await {
-            Err(error @ (ClusterError::NoLeader(_) | ClusterError::Failed(Failure::Unavailable(_))))
-                if written == 0 =>
-            {
-                last = error;
-            }
-            other => return other,
+            // Another node has another backup.
+            Err(NodeError::NotServed(no_reply)) if written > 0 => Err(ClusterError::Failed(no_reply.into()).into()),
+            done => done,
         }
-    }
-    Err(last)
+    })
+    .await
 }
 
 /// Asks the nodes of the URL in turn, until one passes the request on to the node that leads.
@@ -191,23 +192,51 @@ async fn ask_any<T>(
     timeout: Duration,
     read: impl Fn(&BytesFrame) -> Result<T, Unexpected> + Copy,
 ) -> Result<T, ClusterError> {
-    let mut last = None;
-    for at in 0..config.addresses.len() {
-        match ask(config, at, command, timeout, read).await {
-            // A node that answers says more than one that does not.
-            Err(ClusterError::Failed(Failure::Unavailable(_))) if matches!(last, Some(ClusterError::NoLeader(_))) => {
-            }
-            Err(error @ (ClusterError::NoLeader(_) | ClusterError::Failed(Failure::Unavailable(_)))) => {
-                last = Some(error);
-            }
-            other => return other,
-        }
-    }
-    Err(last.unwrap_or_else(no_node))
+    any_node(config, async |at| ask(config, at, command, timeout, read).await).await
 }
 
-fn no_node() -> ClusterError {
-    ClusterError::NoLeader("the URL names no node".to_owned())
+/// Why a node has not carried out a request.
+enum NodeError {
+    /// It does not serve this client. Another one may.
+    NotServed(NoReply),
+    /// Another one would answer the same.
+    Answered(ClusterError),
+}
+
+impl From<ConnectError> for NodeError {
+    fn from(error: ConnectError) -> NodeError {
+        NodeError::NotServed(NoReply { error, may_have_taken_effect: false })
+    }
+}
+
+impl From<ClusterError> for NodeError {
+    fn from(error: ClusterError) -> NodeError {
+        NodeError::Answered(error)
+    }
+}
+
+/// Does something with the nodes of the URL in turn, until one answers. Otherwise the error says what is wrong with each.
+async fn any_node<T>(
+    config: &Config,
+    mut does: impl AsyncFnMut(usize) -> Result<T, NodeError>,
+) -> Result<T, ClusterError> {
+    let (mut errors, mut may_have_happened) = (NodeErrors::new(config), false);
+    for at in 0..config.addresses.len() {
+        match does(at).await {
+            Ok(done) => return Ok(done),
+            Err(NodeError::Answered(error)) => return Err(error),
+            Err(NodeError::NotServed(NoReply { error, may_have_taken_effect })) => {
+                may_have_happened |= may_have_taken_effect;
+                errors.note(at, error);
+            }
+        }
+    }
+    let is_leaderless = errors.is_leaderless();
+    let error = errors.summary();
+    Err(match is_leaderless {
+        true => ClusterError::NoLeader(error.to_string()),
+        false => ClusterError::Failed(error.failure(may_have_happened)),
+    })
 }
 
 async fn ask<T>(
@@ -216,7 +245,7 @@ async fn ask<T>(
     command: &Command,
     timeout: Duration,
     read: impl Fn(&BytesFrame) -> Result<T, Unexpected>,
-) -> Result<T, ClusterError> {
+) -> Result<T, NodeError> {
     with_node(config, at, async |connection: &Connection| call(connection, command, timeout, &read).await).await
 }
 
@@ -224,26 +253,25 @@ async fn ask<T>(
 async fn with_node<T>(
     config: &Config,
     at: usize,
-    does: impl AsyncFnOnce(&Connection) -> Result<T, ClusterError>,
-) -> Result<T, ClusterError> {
+    does: impl AsyncFnOnce(&Connection) -> Result<T, NodeError>,
+) -> Result<T, NodeError> {
     let dialer = Dialer::new(config.clone());
     let peer = Peer::new(ServiceBackend::NAME, dialer.address(at).to_string());
-    let failed = |error: ConnectError| ClusterError::Failed(error.at(&peer).failure(false));
     LocalSet::new()
         .run_until(async {
-            let stream = within(CALL_TIMEOUT, dialer.dial(at)).await.map_err(failed)?;
-            let connection = Connection::new(peer.clone(), Rc::default());
+            let stream = within(CALL_TIMEOUT, dialer.dial(at)).await?;
+            let connection = Connection::new(peer, Rc::default());
             let work = async {
                 // The node need not lead.
-                let hello = hello(&connection, config.login.as_ref()).map_err(failed)?.await.map_err(failed)?;
-                hello.check_is_node(config).map_err(failed)?;
+                let hello = hello(&connection, config.login.as_ref())?.await?;
+                hello.check_is_node(config)?;
                 does(&connection).await
             };
             let mut work = pin!(work);
             tokio::select! {
                 done = &mut work => done,
                 // The last reply may have come together with the end of the connection.
-                error = connection.drive(stream) => work.now_or_never().unwrap_or_else(|| Err(failed(error))),
+                error = connection.drive(stream) => work.now_or_never().unwrap_or_else(|| Err(error.into())),
             }
         })
         .await
@@ -254,19 +282,20 @@ async fn call<T>(
     command: &Command,
     timeout: Duration,
     read: impl Fn(&BytesFrame) -> Result<T, Unexpected>,
-) -> Result<T, ClusterError> {
-    let reply = wire::accepted(connection.request(command, timeout).await?);
+) -> Result<T, NodeError> {
+    let reply = wire::accepted(connection.request(command, timeout).await.map_err(NodeError::NotServed)?);
     let reply = reply.map_err(|error| match error {
-        ReplyError::NotLeader(message) => ClusterError::NoLeader(message),
-        ReplyError::Invalid(message) => match message.split_once(' ') {
+        ReplyError::NotLeader(_) => ConnectError::leaderless().into(),
+        error @ ReplyError::TryLater(_) => ConnectError::transient(error.to_string()).into(),
+        ReplyError::Invalid(message) => NodeError::Answered(match message.split_once(' ') {
             Some(("BUSY", message)) => ClusterError::Busy(message.to_owned()),
             Some(("NOTTHERE", message)) => ClusterError::NotThere(message.to_owned()),
             Some(("REFUSED" | "BADARG", message)) => ClusterError::Refused(message.to_owned()),
             _ => ClusterError::Refused(message),
-        },
-        other => ClusterError::Failed(connection.failure_of(other)),
+        }),
+        other => ClusterError::Failed(connection.failure_of(other)).into(),
     })?;
-    read(&reply).map_err(|unexpected| ClusterError::Failed(connection.unexpected(unexpected)))
+    read(&reply).map_err(|unexpected| ClusterError::Failed(connection.unexpected(unexpected)).into())
 }
 
 fn status(reply: &BytesFrame) -> Result<ClusterStatus, Unexpected> {

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::ServiceBackend;
 use super::config::{Config, TLS};
-use super::error::{ReplyError, Unexpected};
+use super::error::{NoReply, ReplyError, Unexpected};
 use super::wire::{self, Command};
 use crate::engine::Failure;
 use crate::engine::remote::{
@@ -75,7 +75,7 @@ struct Inner {
 }
 
 struct PendingReply {
-    caller: oneshot::Sender<Result<BytesFrame, Failure>>,
+    caller: oneshot::Sender<Result<BytesFrame, NoReply>>,
     /// The wait that a grant in this reply settles.
     wait: Option<WaitKey>,
     sent_at: Instant,
@@ -135,7 +135,7 @@ impl Connection {
         &self,
         command: &Command,
         timeout: Duration,
-    ) -> impl Future<Output = Result<BytesFrame, Failure>> + use<> {
+    ) -> impl Future<Output = Result<BytesFrame, NoReply>> + use<> {
         let reply = self.send(command, timeout, None);
         async move {
             match reply.await {
@@ -204,11 +204,11 @@ impl Connection {
         command: &Command,
         timeout: Duration,
         wait: Option<WaitKey>,
-    ) -> oneshot::Receiver<Result<BytesFrame, Failure>> {
+    ) -> oneshot::Receiver<Result<BytesFrame, NoReply>> {
         let (caller, reply) = oneshot::channel();
         let mut inner = self.inner.borrow_mut();
         if let Some(error) = &inner.error {
-            drop(caller.send(Err(error.failure(false))));
+            drop(caller.send(Err(NoReply { error: error.clone(), may_have_taken_effect: false })));
             return reply;
         }
         command.encode(&mut inner.out);
@@ -229,7 +229,7 @@ impl Connection {
         let (pending, written) = (std::mem::take(&mut inner.pending), inner.written);
         drop(inner);
         for PendingReply { caller, end, .. } in pending {
-            drop(caller.send(Err(error.failure(end <= written))));
+            drop(caller.send(Err(NoReply { error: error.clone(), may_have_taken_effect: end <= written })));
         }
         error
     }

@@ -24,6 +24,21 @@ impl From<Unexpected> for ConnectError {
     }
 }
 
+/// Why a call has no reply.
+#[derive(Debug)]
+pub(super) struct NoReply {
+    /// Why the connection broke.
+    pub(super) error: ConnectError,
+    /// Whether the command was sent whole.
+    pub(super) may_have_taken_effect: bool,
+}
+
+impl From<NoReply> for Failure {
+    fn from(NoReply { error, may_have_taken_effect }: NoReply) -> Failure {
+        error.failure(may_have_taken_effect)
+    }
+}
+
 /// An error reply.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub(super) enum ReplyError {

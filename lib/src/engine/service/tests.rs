@@ -114,7 +114,7 @@ async fn a_command_that_may_have_been_sent_may_have_taken_effect() {
         let reader = Box::new(tokio::io::empty());
         drop(connection.drive(Stream { reader, writer: Box::new(FailingStream), is_encrypted }).await);
         match answer.await {
-            Err(Failure::Unavailable(why)) => assert_eq!(why.may_have_taken_effect, is_encrypted),
+            Err(no_reply) => assert_eq!(no_reply.may_have_taken_effect, is_encrypted),
             other => panic!("{other:?}"),
         }
     }
