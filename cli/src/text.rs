@@ -76,6 +76,23 @@ pub(crate) fn exact_time(ms: u64) -> String {
     if written.is_empty() { "0s".to_owned() } else { written }
 }
 
+/// Lists words as in a sentence: `a, b and c`.
+pub(crate) fn list(words: &[String]) -> String {
+    match words {
+        [] => String::new(),
+        [one] => one.clone(),
+        [some @ .., last] => format!("{} and {last}", some.join(", ")),
+    }
+}
+
+/// Returns a number with its noun, in the plural unless it is one.
+pub(crate) fn count(number: impl Into<u64>, one: &str, several: &str) -> String {
+    match number.into() {
+        1 => format!("1 {one}"),
+        number => format!("{number} {several}"),
+    }
+}
+
 /// Escapes foreign text (a label, a reason) for a terminal: no control characters, no line breaks.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().flat_map(|c| if c == '\'' || c == '"' { vec![c] } else { c.escape_debug().collect() }).collect()

@@ -5,12 +5,14 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use palisade::engine::service::{ClusterError, Config, cluster_backup};
+use palisade_server::storage::StorageError;
 use palisade_server::{RestoreFailed, Restored, Source};
 use tokio::time::sleep;
 
 use super::{New, Recover, Restore, failure};
 use crate::outcome::{Failure, say};
 use crate::signals::Signals;
+use crate::text::count;
 
 /// How long to wait for a node that leads.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -46,7 +48,7 @@ pub(super) async fn backup(config: &Config, file: &Path) -> Result<(), Failure> 
     unfinished.as_file().sync_all().map_err(cannot)?;
     unfinished.persist(file).map_err(|error| cannot(error.error))?;
     std::fs::File::open(parent).and_then(|parent| parent.sync_all()).map_err(cannot)?;
-    say(&format!("{bytes} bytes in {}", file.display()));
+    say(&format!("{} in {}", count(bytes, "byte", "bytes"), file.display()));
     Ok(())
 }
 
@@ -64,14 +66,19 @@ fn begin(source: &Source, new: &New) -> Result<(), Failure> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let begun = palisade_server::restore(source, &new.data_dir, new.node.clone(), new.tokens_above, now);
     let Restored { sessions, locks, tokens_above, index, term, .. } = begun.map_err(|error| match error {
+        RestoreFailed::Storage(StorageError::InUse { .. }) => {
+            Failure::Unavailable(format!("no new cluster: {error}"))
+        }
         RestoreFailed::Storage(_) | RestoreFailed::Unreadable { .. } | RestoreFailed::Machine(_) => {
             Failure::IoMessage(format!("no new cluster: {error}"))
         }
         other => Failure::Misuse(format!("no new cluster: {other}")),
     })?;
     say(&format!(
-        "{} has a new cluster of one node, with {locks} locks and {sessions} sessions, up to entry {index} of term {term}; its tokens are above {tokens_above}",
-        new.data_dir.display()
+        "{} has a new cluster of one node, with {} and {}, up to entry {index} of term {term}; its tokens are above {tokens_above}",
+        new.data_dir.display(),
+        count(locks as u64, "lock", "locks"),
+        count(sessions as u64, "session", "sessions"),
     ));
     say("stop every node of the old cluster for good: two clusters would grant the same lock");
     say(&format!("start it with: palisade serve --data-dir {}", new.data_dir.display()));

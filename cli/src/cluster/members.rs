@@ -12,12 +12,15 @@ use tokio::time::sleep;
 use super::failure;
 use crate::outcome::{Failure, say};
 use crate::spinner::Spinner;
-use crate::text::plain;
+use crate::text::{list, plain};
 
 /// The pause between two attempts, or two looks at the cluster.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long to wait for a node that does not lead any more, or for a change that is not finished.
+/// How long to wait for a change that is not finished.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// How long to wait for a node that leads. An election takes a second or two.
+const LEADER_TIMEOUT: Duration = Duration::from_secs(5);
+const NO_LEADER: &str = "no node leads now";
 
 /// How long to wait before the reason is printed.
 const QUIET: Duration = Duration::from_secs(1);
@@ -31,13 +34,27 @@ struct Progress {
     is_told: bool,
     /// Whether a node has accepted the request.
     has_begun: bool,
+    /// Since when no node leads.
+    leaderless_since: Option<Instant>,
 }
 
 impl Progress {
     fn new(timeout: Duration) -> Progress {
         let spinner = stderr().is_terminal().then(Spinner::default);
         let began = Instant::now();
-        Progress { until: began + timeout, spinner, began, is_told: false, has_begun: false }
+        let until = began + timeout;
+        Progress { until, spinner, began, is_told: false, has_begun: false, leaderless_since: None }
+    }
+
+    /// Waits for the next attempt while no node leads. Fails after a few seconds: without a majority no wait helps.
+    async fn pause_leaderless(&mut self, config: &Config, what: &str, why: &str) -> Result<(), Failure> {
+        let since = *self.leaderless_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < LEADER_TIMEOUT {
+            return self.pause(what, why).await;
+        }
+        self.until = Instant::now();
+        let why = no_leader(config).await.unwrap_or_else(|| why.to_owned());
+        self.pause(what, &why).await
     }
 
     /// Waits for the next attempt. Fails with the last reason once the time has passed.
@@ -66,6 +83,7 @@ pub(super) async fn add(config: &Config, node: &Member, timeout: Duration) -> Re
     let mut progress = Progress::new(timeout);
     let what = format!("adding node {name}");
     let mut is_repeated = false;
+    until_led(config, &mut progress, &what).await?;
     loop {
         match cluster_add(config, name, address).await {
             Ok(()) => break,
@@ -78,7 +96,7 @@ pub(super) async fn add(config: &Config, node: &Member, timeout: Duration) -> Re
             }
             // The answer to an earlier attempt may have been lost.
             Err(ClusterError::Refused(_)) if is_repeated && is_member(config, name).await => break,
-            Err(error) => repeatable(&mut progress, &what, error).await?,
+            Err(error) => repeatable(config, &mut progress, &what, error).await?,
         }
         is_repeated = true;
     }
@@ -106,12 +124,13 @@ pub(super) async fn remove(config: &Config, name: &str) -> Result<(), Failure> {
     let mut progress = Progress::new(TIMEOUT);
     let what = format!("removing node {}", plain(name));
     let mut is_repeated = false;
+    until_led(config, &mut progress, &what).await?;
     while let Err(error) = cluster_remove(config, name).await {
         // The answer to an earlier attempt may have been lost.
         if matches!(error, ClusterError::Refused(_)) && is_repeated && !is_member(config, name).await {
             break;
         }
-        repeatable(&mut progress, &what, error).await?;
+        repeatable(config, &mut progress, &what, error).await?;
         is_repeated = true;
     }
     progress.has_begun = true;
@@ -132,8 +151,8 @@ pub(super) async fn transfer(config: &Config, name: Option<&str>) -> Result<(), 
     let before = loop {
         match cluster_status(config).await {
             Ok(ClusterStatus { leader: Some(leader), .. }) => break leader,
-            Ok(_) => progress.pause(what, "no node leads now").await?,
-            Err(error) => repeatable(&mut progress, what, error).await?,
+            Ok(_) => progress.pause_leaderless(config, what, NO_LEADER).await?,
+            Err(error) => repeatable(config, &mut progress, what, error).await?,
         }
     };
     if name == Some(before.as_str()) {
@@ -148,7 +167,7 @@ pub(super) async fn transfer(config: &Config, name: Option<&str>) -> Result<(), 
     let leader = loop {
         // It may be refused while the new leader does not know yet that it leads.
         if let Err(error) = cluster_transfer(config, name).await {
-            repeatable(&mut progress, what, error).await?;
+            repeatable(config, &mut progress, what, error).await?;
         }
         // A transfer that did not come about is tried again.
         let look_until = Instant::now() + Duration::from_secs(3);
@@ -169,12 +188,51 @@ pub(super) async fn transfer(config: &Config, name: Option<&str>) -> Result<(), 
 }
 
 /// Waits before a request is repeated, if that can help.
-async fn repeatable(progress: &mut Progress, what: &str, error: ClusterError) -> Result<(), Failure> {
+async fn repeatable(
+    config: &Config,
+    progress: &mut Progress,
+    what: &str,
+    error: ClusterError,
+) -> Result<(), Failure> {
+    if let ClusterError::NoLeader(why) = &error {
+        return progress.pause_leaderless(config, what, &plain(why)).await;
+    }
+    progress.leaderless_since = None;
     match &error {
-        ClusterError::NoLeader(_) | ClusterError::Busy(_) => progress.pause(what, &plain(&error.to_string())).await,
+        ClusterError::Busy(why) => progress.pause(what, &plain(why)).await,
         ClusterError::Failed(why) if why.is_retryable() => progress.pause(what, &plain(&why.to_string())).await,
         _ => Err(failure(error)),
     }
+}
+
+/// Waits until a node leads. Without one, a node could answer only that too few of the others run.
+async fn until_led(config: &Config, progress: &mut Progress, what: &str) -> Result<(), Failure> {
+    while let Ok(ClusterStatus { leader: None, .. }) = cluster_status(config).await {
+        progress.pause_leaderless(config, what, NO_LEADER).await?;
+    }
+    progress.leaderless_since = None;
+    Ok(())
+}
+
+/// Says which nodes must be started before one can lead.
+async fn no_leader(config: &Config) -> Option<String> {
+    let status = cluster_status(config).await.ok().filter(|status| status.leader.is_none())?;
+    let (count, away) = (status.members.len(), away(&status));
+    let running = count - away.len();
+    let verb = if running == 1 { "runs" } else { "run" };
+    Some(match away.as_slice() {
+        [] => format!("no node leads, though all {count} run and reach each other; try again in a moment"),
+        away => format!(
+            "no node leads: {running} of {count} nodes {verb}; start {}, or see `palisade cluster recover` if they are lost for \
+             good",
+            list(away)
+        ),
+    })
+}
+
+/// Returns the nodes that cannot be reached.
+fn away(status: &ClusterStatus) -> Vec<String> {
+    status.members.iter().filter(|member| member.problem.is_some()).map(|member| plain(&member.name)).collect()
 }
 
 /// Looks at the cluster until there is nothing left to wait for.
@@ -190,7 +248,7 @@ async fn look(
                 None => return Ok(()),
                 Some(why) => progress.pause(what, &why).await?,
             },
-            Err(error) => repeatable(progress, what, error).await?,
+            Err(error) => repeatable(config, progress, what, error).await?,
         }
     }
 }

@@ -5,6 +5,7 @@ mod keys;
 mod members;
 mod status;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -87,7 +88,7 @@ Examples:
   palisade cluster keys certificates d=host4    With the same authority
 
 Writes ca.pem, ca.key, and NAME.pem and NAME.key for each node. Copy ca.pem and its own two files to each host. Keep ca.key secret and \
-elsewhere: its owner can make nodes of the cluster.";
+elsewhere: its owner can make nodes of the cluster. The certificates do not expire; docs/cluster.md says how to replace them.";
 
 /// The subcommands of `palisade cluster`.
 #[derive(Debug, Subcommand)]
@@ -243,6 +244,15 @@ fn parse_host(text: &str) -> Result<(String, String), String> {
     Member::check_name(name).map_err(|why| format!("'{}' {why}", plain(name)))?;
     if host.is_empty() || host.contains(['/', ' ']) {
         return Err(format!("'{}' is not the name or the address of a host", plain(host)));
+    }
+    // An IPv6 address has colons too.
+    if host.contains([':', '[']) && host.parse::<IpAddr>().is_err() {
+        let bare = host.rsplit_once(':').map_or(host, |(bare, _)| bare).trim_matches(['[', ']']);
+        return Err(format!(
+            "'{}' has a port or brackets, and a certificate is for a host; write {name}={}",
+            plain(host),
+            plain(bare)
+        ));
     }
     Ok((name.to_owned(), host.to_owned()))
 }

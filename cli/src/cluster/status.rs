@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::failure;
 use crate::outcome::{Failure, UNAVAILABLE, unless_closed};
-use crate::text::{plain, print_json};
+use crate::text::{count, plain, print_json};
 use crate::view::table::{Column, print, table};
 
 /// The version of [`Report`], for programs: increased when a field changes its name, place or meaning.
@@ -97,12 +97,18 @@ fn lag(status: &ClusterStatus, member: &MemberStatus) -> Option<u64> {
 
 fn as_text(status: &ClusterStatus, out: &mut impl Write) -> io::Result<()> {
     use Column::{Short, Text};
+    let entries = count(status.last_index, "entry", "entries");
+    let away = status.members.iter().filter(|member| member.problem.is_some()).count();
     match status.leader.as_deref() {
-        Some("") => writeln!(out, "A service of one node, with {} entries in its log.", status.last_index)?,
+        Some("") => writeln!(out, "A service of one node, with {entries} in its log.")?,
         Some(leader) => {
-            let (leader, term) = (plain(leader), status.term);
-            writeln!(out, "Node {leader} leads in term {term}, with {} entries in its log.", status.last_index)?;
+            writeln!(out, "Node {} leads in term {}, with {entries} in its log.", plain(leader), status.term)?;
         }
+        None if away == 0 => writeln!(
+            out,
+            "No node leads, and node {} reaches all others: an election may be under way. Look again in a few seconds.",
+            plain(&status.answered_by)
+        )?,
         None => writeln!(
             out,
             "No node leads: without a majority no lock can be had. This is what node {} knows.",
@@ -127,7 +133,7 @@ fn as_text(status: &ClusterStatus, out: &mut impl Write) -> io::Result<()> {
         let time = |read: fn(&MemberState) -> u64| state.map_or("-".to_owned(), |state| micros(read(state)));
         rows.add_row([
             plain(name),
-            plain(&member.role),
+            plain(role(member)),
             plain(address),
             lag(status, member).map_or("?".to_owned(), |lag| lag.to_string()),
             time(|state| state.write_us),
@@ -138,6 +144,11 @@ fn as_text(status: &ClusterStatus, out: &mut impl Write) -> io::Result<()> {
     }
     print(&rows, out)?;
     out.flush()
+}
+
+/// Returns the role of a node. Of one that votes and cannot be reached, it is not known what it does now.
+fn role(member: &MemberStatus) -> &str {
+    if member.problem.is_some() && member.role == "follower" { "?" } else { &member.role }
 }
 
 fn micros(us: u64) -> String {

@@ -69,7 +69,8 @@ pub enum ChangeRefused {
     OnlyVoter(String),
     /// The nodes that are left would not be able to decide anything.
     #[error(
-        "without '{0}' too few of the other nodes run to decide anything: start them, or remove one that does not run first"
+        "without '{0}' too few of the other nodes run to decide anything: start them. While a majority runs, you can also remove one \
+         that does not run first. If the majority is lost, see `palisade cluster recover`"
     )]
     NoMajority(String),
     /// It cannot lead.

@@ -1,5 +1,7 @@
 //! Replies about the nodes of the cluster.
 
+use std::io::ErrorKind;
+
 use super::Reply;
 use crate::node::ChangeRefused;
 use crate::peers::{AdminError, AdminReply, AdminResult, ClusterStatus, MemberStatus};
@@ -23,7 +25,11 @@ fn code(error: &AdminError) -> &'static str {
     match error {
         AdminError::Refused(ChangeRefused::NotLeader) => "NOTLEADER",
         AdminError::Refused(ChangeRefused::Busy) => "BUSY",
-        AdminError::NotThere { .. } => "NOTTHERE",
+        AdminError::NotThere { why, .. } => match why.kind() {
+            // The node there refuses, or speaks another protocol: waiting for it does not help.
+            ErrorKind::PermissionDenied | ErrorKind::InvalidData | ErrorKind::UnexpectedEof => "REFUSED",
+            _ => "NOTTHERE",
+        },
         _ => "REFUSED",
     }
 }
