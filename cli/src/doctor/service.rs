@@ -1,11 +1,16 @@
 //! Checks of the service: encryption, and the nodes of a cluster.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use palisade::engine::service::{ClusterStatus, Config, MemberState, NodeState, cluster_status, survey};
+use palisade::engine::service::{
+    ClusterStatus, Config, MemberState, MemberStatus, NodeState, cluster_status, survey,
+};
+use tokio::time::sleep;
 
 use super::finding::Finding;
 use super::is_this_host;
+use crate::text::{list, plain};
 
 /// Examines the nodes of a URL.
 pub(super) async fn findings(rest: &str, is_encrypted: bool) -> Vec<Finding> {
@@ -19,9 +24,32 @@ pub(super) async fn findings(rest: &str, is_encrypted: bool) -> Vec<Finding> {
     }
     // A user without the right to see it is told about the rest.
     if let Ok(status) = cluster_status(&config).await {
-        findings.extend(judge_cluster(&status));
+        let stuck = stuck(&config, &status).await;
+        findings.extend(judge_cluster(&status, &stuck));
     }
     findings
+}
+
+/// How long a node that lags may take to receive something.
+const LAG_PAUSE: Duration = Duration::from_secs(2);
+
+/// Returns the nodes that lag and receive nothing for a while.
+async fn stuck(config: &Config, before: &ClusterStatus) -> Vec<String> {
+    let has = |status: &ClusterStatus, name: &str| status.members.iter().find(|it| it.name == name)?.matched;
+    let lags = |member: &MemberStatus| has(before, &member.name).is_some_and(|has| has < before.last_index);
+    let lagging: Vec<_> = before.members.iter().filter(|member| member.problem.is_none() && lags(member)).collect();
+    if lagging.is_empty() {
+        return Vec::new();
+    }
+    sleep(LAG_PAUSE).await;
+    let Ok(after) = cluster_status(config).await else { return Vec::new() };
+    let is_stuck = |name: &str| is_stuck(has(before, name), has(&after, name), before.last_index);
+    lagging.iter().map(|member| member.name.clone()).filter(|name| is_stuck(name)).collect()
+}
+
+/// Whether a node that lacked entries up to `last_index` has received none of them since.
+fn is_stuck(before: Option<u64>, after: Option<u64>, last_index: u64) -> bool {
+    after.is_some_and(|after| after < last_index && before.is_some_and(|before| after <= before))
 }
 
 /// Reports nodes of different clusters: each of them would grant the same lock.
@@ -50,12 +78,12 @@ const SLOW_WRITE_US: u64 = 50_000;
 const SLOW_TRIP_US: u64 = 300_000;
 
 /// Examines what the nodes of a cluster say of themselves. A service of one node has nothing to say.
-fn judge_cluster(status: &ClusterStatus) -> Vec<Finding> {
+fn judge_cluster(status: &ClusterStatus, stuck: &[String]) -> Vec<Finding> {
     let members = &status.members;
     if members.len() < 2 {
         return Vec::new();
     }
-    let mut findings = vec![judge_redundancy(status)];
+    let mut findings = vec![judge_redundancy(status, stuck)];
     let slow = |read: fn(&MemberState) -> u64, limit: u64| {
         let slow = members.iter().filter_map(|member| Some((&member.name, member.state.as_ref().map(read)?)));
         slow.filter(|(_, us)| *us > limit).max_by_key(|(_, us)| *us).map(|(name, us)| (name.clone(), us / 1000))
@@ -94,15 +122,26 @@ fn judge_cluster(status: &ClusterStatus) -> Vec<Finding> {
 }
 
 /// Judges how many nodes may be lost before no lock can be had.
-fn judge_redundancy(status: &ClusterStatus) -> Finding {
+fn judge_redundancy(status: &ClusterStatus, stuck: &[String]) -> Finding {
     const CHECK: &str = "redundancy";
     let voters: Vec<_> =
         status.members.iter().filter(|member| ["leader", "follower"].contains(&member.role.as_str())).collect();
-    let away: Vec<_> = voters.iter().filter(|member| member.problem.is_some()).map(|member| &*member.name).collect();
+    let is_away = |member: &&&MemberStatus| member.problem.is_some() || stuck.contains(&member.name);
+    let away: Vec<_> = voters.iter().filter(is_away).map(|member| plain(&member.name)).collect();
     let (count, may_be_lost) = (voters.len(), (voters.len().saturating_sub(1)) / 2);
     if status.leader.is_none() {
-        let says = format!("no node leads: {} of {count} cannot be reached from {}", away.len(), status.answered_by);
-        return Finding::failure(CHECK, says, "start the others: a majority must run".to_owned());
+        let by = plain(&status.answered_by);
+        let (says, advice) = match away.as_slice() {
+            [] => (
+                format!("no node leads, and {by} reaches all others"),
+                "wait for the election, and look again".to_owned(),
+            ),
+            away => (
+                format!("no node leads: {by} does not reach {} of the other nodes: {}", away.len(), list(away)),
+                format!("start {}: a majority must run", list(away)),
+            ),
+        };
+        return Finding::failure(CHECK, says, advice);
     }
     match (away.as_slice(), count) {
         ([], 0..=2) => Finding::warning(
@@ -114,12 +153,12 @@ fn judge_redundancy(status: &ClusterStatus) -> Finding {
         (away, _) => Finding::warning(
             CHECK,
             format!(
-                "{} of {count} nodes cannot be reached: {}; {} more may be lost",
+                "{} of {count} nodes cannot be reached, or do not catch up: {}; {} more may be lost",
                 away.len(),
-                away.join(", "),
+                list(away),
                 may_be_lost.saturating_sub(away.len())
             ),
-            "start them, or replace them: palisade cluster remove NAME, then palisade cluster add",
+            "see palisade cluster status. Start them, or replace them: palisade cluster remove NAME, then palisade cluster add",
         ),
     }
 }
@@ -135,13 +174,39 @@ fn plaintext_secret(config: &Config) -> Option<Finding> {
 
 fn judge_nodes(nodes: &[NodeState]) -> Finding {
     const CHECK: &str = "nodes";
-    let silent: Vec<_> = nodes.iter().filter_map(|node| Some((&node.address, node.problem.as_ref()?))).collect();
-    match silent[..] {
-        [] => Finding::ok(CHECK, format!("all {} nodes serve clients", nodes.len())),
-        [(address, problem), ..] => Finding::warning(
+    let count = nodes.len();
+    let away: Vec<_> = nodes.iter().filter_map(|node| Some((node, node.problem.as_ref()?))).collect();
+    let Some((first, problem)) = away.first() else {
+        return Finding::ok(CHECK, format!("all {count} nodes serve clients"));
+    };
+    let down: Vec<_> = away.iter().filter(|(node, _)| !node.runs).map(|(node, _)| node.address.to_string()).collect();
+    let such = match away.len() {
+        1 => format!("1 of {count} nodes does not serve clients: {} ({problem})", first.address),
+        some => format!("{some} of {count} nodes do not serve clients, such as {} ({problem})", first.address),
+    };
+    let start = match down.as_slice() {
+        [] => "see palisade cluster status".to_owned(),
+        down => format!("start {}", list(down)),
+    };
+    match away.len() == count {
+        true => Finding::failure(
             CHECK,
-            format!("{} of {} nodes do not serve clients, such as {address} ({problem})", silent.len(), nodes.len()),
-            "start them: with a majority gone, no lock can be had or released",
+            such,
+            format!("{start}: a majority must run before a lock can be had or released"),
         ),
+        false => Finding::warning(CHECK, such, format!("{start}; the others serve clients meanwhile")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_receives_nothing_of_what_it_lacks_is_stuck() {
+        assert!(is_stuck(Some(5), Some(5), 9));
+        assert!(!is_stuck(Some(5), Some(6), 9), "it receives entries");
+        assert!(!is_stuck(Some(5), Some(9), 9), "it has caught up");
+        assert!(!is_stuck(Some(5), None, 9), "it is not known");
     }
 }
