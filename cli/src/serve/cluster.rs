@@ -26,7 +26,7 @@ pub(super) fn plan(
     let name = options.node.clone().or_else(|| cluster.node.clone()).or(known.as_ref().map(|node| node.name.clone()));
     let listen = options.peers.as_ref().or(cluster.listen.as_ref());
     let Some(name) = name else {
-        let is_part = !cluster.nodes.is_empty() || listen.is_some();
+        let is_part = !cluster.nodes.is_empty() || listen.is_some() || options.cluster.is_some() || options.join;
         let why = "this node has no name in its cluster (--node, or serve.cluster.node)";
         return if is_part { Err(misuse(why)) } else { Ok(None) };
     };
@@ -50,6 +50,9 @@ pub(super) fn plan(
     let Some(listen) = listen.or(own.as_ref()) else {
         let shown = plain(&name);
         return Err(misuse(match founders.is_empty() {
+            true if options.join => format!(
+                "--join needs --peers ADDRESS (or serve.cluster.listen): where node '{shown}' listens for the others"
+            ),
             true => format!("node '{shown}' is not told how to take part in a cluster; {EXPECTED}, or --join"),
             false => format!("the nodes of the cluster do not include '{shown}', this node; {EXPECTED}"),
         }));
@@ -61,9 +64,12 @@ pub(super) fn plan(
     let listen = resolve(listen)?;
     let tls = tls(options, cluster, base)?;
     if tls.is_none() {
-        let all = founders.values().chain(own.as_ref());
-        let exposed = all.into_iter().find(|address| !resolve(address).is_ok_and(|found| found.ip().is_loopback()));
-        let exposed = exposed.cloned().or_else(|| (!listen.ip().is_loopback()).then(|| listen.to_string()));
+        let mut exposed = (!listen.ip().is_loopback()).then(|| listen.to_string());
+        for address in founders.values().chain(own.as_ref()) {
+            if exposed.is_none() && !resolve(address)?.ip().is_loopback() {
+                exposed = Some(address.clone());
+            }
+        }
         if let Some(address) = exposed {
             return Err(misuse(format!(
                 "'{}' is on another host, and the nodes of a cluster trust each other with every lock: give each a \
@@ -112,8 +118,11 @@ fn parse(text: &str) -> Result<BTreeMap<String, String>, Failure> {
     Ok(nodes)
 }
 
+/// Looks up a node's address. The name server may answer later, so a failure is worth another attempt.
 fn resolve(address: &str) -> Result<SocketAddr, Failure> {
-    let cannot = |why: String| misuse(format!("the address '{}' of a node cannot be used: {why}", plain(address)));
+    let cannot = |why: String| {
+        Failure::Unavailable(format!("the address '{}' of a node cannot be looked up: {why}", plain(address)))
+    };
     let mut found = address.to_socket_addrs().map_err(|error| cannot(error.to_string()))?;
     found.next().ok_or_else(|| cannot("it has no address".to_owned()))
 }

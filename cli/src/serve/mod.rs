@@ -11,6 +11,7 @@ mod user;
 
 use std::cell::Cell;
 use std::fmt::Display;
+use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -45,7 +46,7 @@ Examples:
 Exit codes:
   0   stopped by a signal
   64  the options cannot be used; the message says what to change
-  69  it cannot listen on the address, or cannot use the directory
+  69  it cannot listen on the address, cannot look up a node's name, or cannot use the directory
   74  reading or writing its files failed: nothing is answered after that";
 
 /// Refusals go to the audit log even without `-v`.
@@ -86,7 +87,7 @@ pub(crate) struct Options {
     #[arg(long)]
     sign: bool,
 
-    /// Give only tokens above N, and start even if the end of the log is missing
+    /// Give only tokens above N, and start even if the end of the log is missing; not for a node of a cluster
     #[arg(long, value_name = "N", value_parser = parse_token)]
     raise_tokens_above: Option<Token>,
 
@@ -95,11 +96,11 @@ pub(crate) struct Options {
     node: Option<String>,
 
     /// The nodes that found a cluster, and where they listen for each other: a=host1:7422,b=host2:7422,c=host3:7422
-    #[arg(long, value_name = "NODES", env = "PALISADE_CLUSTER", hide_env_values = true, requires = "node")]
+    #[arg(long, value_name = "NODES", env = "PALISADE_CLUSTER", hide_env_values = true)]
     cluster: Option<String>,
 
     /// Join a cluster: start with an empty directory, and wait until `palisade cluster add` adds this node
-    #[arg(long, requires = "node", requires = "peers", conflicts_with = "cluster")]
+    #[arg(long, conflicts_with = "cluster")]
     join: bool,
 
     /// Where to listen for the other nodes, if not on the address in --cluster
@@ -118,7 +119,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE", env = "PALISADE_PEER_CA", hide_env_values = true)]
     peer_ca: Option<PathBuf>,
 
-    /// Check the configuration and the files, print the settings, and start nothing
+    /// Check the settings and the files that they name, print them, and start nothing; the data directory is not read
     #[arg(long)]
     check: bool,
 
@@ -158,14 +159,15 @@ async fn serve(plan: Plan, options: &Options, config: Option<&Path>) -> Result<(
     let mut signals = Signals::listen()?.except(Signal::HUP);
     // Without a handler, SIGXFSZ (file size limit) would kill the process. With one, the write fails and is reported.
     let _file_too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
-    let resp = listen(plan.resp, "resp").await?;
+    let data_dir = &plan.config.data_dir;
+    let resp = listen(plan.resp, "--resp", data_dir).await?;
     let peers = match plan.peers {
-        Some(address) => Some(listen(address, "peers").await?),
+        Some(address) => Some(listen(address, "--peers, or the node's own address in --cluster", data_dir).await?),
         None => None,
     };
     let http = match plan.http {
         Some(address) => {
-            let http = Http::new(listen(address, "http").await?.into_std()?);
+            let http = Http::new(listen(address, "--http", data_dir).await?.into_std()?);
             Some(Http { hosts: plan.http_hosts.clone(), ..http })
         }
         None => None,
@@ -196,9 +198,30 @@ async fn serve(plan: Plan, options: &Options, config: Option<&Path>) -> Result<(
     }
 }
 
-async fn listen(address: SocketAddr, name: &str) -> Result<TcpListener, Failure> {
-    let cannot = |error| Failure::Unavailable(format!("cannot listen on {address} ({name}): {error}"));
+async fn listen(address: SocketAddr, option: &str, data_dir: &Path) -> Result<TcpListener, Failure> {
+    let cannot = |error: io::Error| {
+        let user = match error.kind() {
+            io::ErrorKind::AddrInUse => user_of(data_dir).map_or_else(
+                || ". Another process listens there; stop it, or choose another port".to_owned(),
+                |pid| {
+                    let directory = data_dir.display();
+                    format!(". Process {pid} uses the directory {directory} already: this service may be running")
+                },
+            ),
+            _ => String::new(),
+        };
+        Failure::Unavailable(format!("cannot listen on {address} ({option}): {error}{user}"))
+    };
     TcpListener::bind(address).await.map_err(cannot)
+}
+
+/// Returns the process that uses a data directory, if one does.
+fn user_of(data_dir: &Path) -> Option<String> {
+    let mut file = std::fs::File::open(data_dir.join("in-use")).ok()?;
+    let is_used = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared).is_err();
+    let mut pid = String::new();
+    let read = file.read_to_string(&mut pid).is_ok();
+    (is_used && read).then(|| pid.trim().to_owned()).filter(|pid| !pid.is_empty())
 }
 
 fn failure(error: ServiceError, has_started: bool) -> Failure {

@@ -61,11 +61,18 @@ impl Plan {
         let signer = (options.sign || serve.sign).then(|| Signer::new(&data_dir));
         let raise_tokens_above = options.raise_tokens_above;
         let (peers, cluster) = cluster::plan(options, &serve.cluster, &base, &data_dir)?.unzip();
+        if let (Some(above), Some(_)) = (raise_tokens_above, &cluster) {
+            return Err(misuse(format!(
+                "--raise-tokens-above is for a service of one node, and this is a node of a cluster, whose nodes count tokens \
+                 together. Start it without that option, and use `palisade tokens raise --above {above}` once a node leads"
+            )));
+        }
         let limits = Some(limits);
         let config =
             Config { limits, bounds, users, tls, signer, raise_tokens_above, cluster, ..Config::new(data_dir) };
         let http_hosts = serve.http_hosts.clone();
         let plan = Plan { config_file, resp, http, http_hosts, peers, tls_files, user_names, config };
+        plan.check_ports()?;
         plan.check_users()?;
         if !(options.insecure || serve.insecure) {
             plan.check_exposure()?;
@@ -77,6 +84,20 @@ impl Plan {
     pub(super) fn ready_line(&self, resp: SocketAddr, http: Option<SocketAddr>) -> String {
         let http = http.map(|http| format!(" http={http}")).unwrap_or_default();
         format!("ready: resp={resp}{http} data_dir={}", self.config.data_dir.display())
+    }
+
+    /// Refuses one address for two purposes.
+    fn check_ports(&self) -> Result<(), Failure> {
+        let all = [("--resp", Some(self.resp)), ("--http", self.http), ("the other nodes (--peers)", self.peers)];
+        let used: Vec<_> = all.iter().filter_map(|(name, address)| Some((name, (*address)?))).collect();
+        for (at, (name, address)) in used.iter().enumerate().filter(|(_, (_, address))| address.port() != 0) {
+            if let Some((other, _)) = used[..at].iter().find(|(_, other)| other == address) {
+                return Err(misuse(format!(
+                    "{address} is the address for both {other} and {name}; choose another port"
+                )));
+            }
+        }
+        Ok(())
     }
 
     fn check_users(&self) -> Result<(), Failure> {

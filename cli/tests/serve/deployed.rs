@@ -52,6 +52,8 @@ fn the_systemd_unit_runs_an_existing_command() {
     let args: Vec<_> = start.split(' ').map(|word| if word.ends_with(".toml") { &config } else { word }).collect();
     let output = sandbox.run(&[&args[..], &["--check", "--data-dir", "data"]].concat());
     assert_eq!(output.code, Some(0), "{}", output.err);
+    // A node that founds or joins a cluster waits for the others, however long that takes.
+    assert!(unit.lines().any(|line| line == "TimeoutStartSec=infinity"));
     for needed in ["Type=notify", "DynamicUser=yes", "NoNewPrivileges=yes", "ProtectSystem=strict", "StateDirectory="]
     {
         assert!(unit.lines().any(|line| line.starts_with(needed)), "{needed}");
