@@ -185,6 +185,8 @@ fn without_a_leader_requests_are_refused() {
     for path in ["/v1/locks/acquire", "/v1/locks/acquire"] {
         let answer = client.post(path, &ask);
         assert_eq!((answer.status, answer.code().as_str()), (503, "UNAVAILABLE"), "{answer:?}");
+        // `detail` says that nothing was done, and the remedy does not contradict it.
+        assert!(answer.body.contains("Try again later; `detail` says whether it may have been"), "{answer:?}");
     }
     client.get("/healthz").good();
     client.get("/metrics").good();

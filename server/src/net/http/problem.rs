@@ -66,7 +66,12 @@ const KINDS: &[(&str, u16, &str, &str)] = &[
         "Use an IP address or localhost, or have the name added to serve.http_hosts.",
     ),
     ("OVERLOADED", 503, "Too many requests at once", "Try again later."),
-    ("UNAVAILABLE", 503, "The service cannot answer now", "Try again later; it may have been carried out."),
+    (
+        "UNAVAILABLE",
+        503,
+        "The service cannot answer now",
+        "Try again later; `detail` says whether it may have been carried out.",
+    ),
     ("NOTREADY", 503, "The service is not ready", "Wait until it is; send requests elsewhere meanwhile."),
 ];
 
