@@ -46,7 +46,7 @@ Examples:
 Exit codes:
   0   stopped by a signal
   64  the options cannot be used; the message says what to change
-  69  it cannot listen on the address, cannot look up a node's name, or cannot use the directory
+  69  an address, a node's host name or the directory cannot be used
   74  reading or writing its files failed: nothing is answered after that";
 
 /// Refusals go to the audit log even without `-v`.
