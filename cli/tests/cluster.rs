@@ -461,6 +461,10 @@ fn nodes_trust_the_certificates_of_their_authority_only() {
     let stranger = nodes.node("c");
     let (code, errors) = nodes.cluster(&["add", &stranger]);
     assert!(code == Some(64) && errors.contains("certificate"), "{errors}");
+    nodes.start("c", &["--node", "c", "--join", "--peers", "PEERS"]);
+    nodes.until_said("c", "waiting to be added");
+    let (code, errors) = nodes.cluster(&["add", &stranger]);
+    assert!(code == Some(64) && errors.contains("--peer-certificate"), "{errors}");
     start(&mut nodes, "b", with(&["--node", "b", "--join", "--peers", "PEERS"], tls(&ours, "b")));
     let node = nodes.node("b");
     nodes.done(&["add", &node]);

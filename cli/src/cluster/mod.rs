@@ -33,7 +33,8 @@ Examples:
   palisade cluster status --url palisade://host1:7420,host2:7420,host3:7420
   palisade cluster status --json | jq -r '.members[] | select(.problem) | .name'
 
-The node that leads asks the others. Without one, a node answers with what it knows. LAG is how many entries of the log a node \
+The node that leads asks the others. Without one, a node answers with what it knows. ROLE is ? for a node that votes and cannot be \
+reached. LAG is how many entries of the log a node \
 lacks; WRITE is how long its writes took lately; TRIP is how long it took to answer. The exit code is 69 if no node leads.";
 
 const ADD_EXAMPLES: &str = "\

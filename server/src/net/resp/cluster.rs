@@ -1,6 +1,6 @@
 //! Replies about the nodes of the cluster.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 
 use super::Reply;
 use crate::node::ChangeRefused;
@@ -17,7 +17,7 @@ pub(super) fn reply(result: AdminResult) -> Reply {
             Reply::Map(vec![("backup", Reply::Number(number)), ("bytes", Reply::Number(bytes))])
         }
         Ok(AdminReply::Part(bytes)) => Reply::Bytes(bytes.to_vec()),
-        Err(error) => Reply::Error(code(&error), error.to_string()),
+        Err(error) => Reply::Error(code(&error), format!("{error}{}", hint(&error))),
     }
 }
 
@@ -27,10 +27,26 @@ fn code(error: &AdminError) -> &'static str {
         AdminError::Refused(ChangeRefused::Busy) => "BUSY",
         AdminError::NotThere { why, .. } => match why.kind() {
             // The node there refuses, or speaks another protocol: waiting for it does not help.
-            ErrorKind::PermissionDenied | ErrorKind::InvalidData | ErrorKind::UnexpectedEof => "REFUSED",
+            ErrorKind::PermissionDenied | ErrorKind::InvalidData => "REFUSED",
+            _ if breaks_off(why) => "REFUSED",
             _ => "NOTTHERE",
         },
         _ => "REFUSED",
+    }
+}
+
+/// Whether the other side has accepted the connection and closed it.
+fn breaks_off(why: &io::Error) -> bool {
+    matches!(why.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
+}
+
+/// Returns a sentence about a likely cause that the error does not name.
+fn hint(error: &AdminError) -> &'static str {
+    match error {
+        AdminError::NotThere { why, .. } if breaks_off(why) => {
+            ". What listens there closes the connection: one of the two nodes may have no --peer-certificate"
+        }
+        _ => "",
     }
 }
 
