@@ -9,9 +9,9 @@ use redis_protocol::resp3::types::BytesFrame;
 use thiserror::Error;
 use tokio::task::LocalSet;
 
-use super::backend::hello;
 use super::connection::{CALL_TIMEOUT, Connection, Dialer};
 use super::error::{NoReply, ReplyError, Unexpected};
+use super::hello::hello;
 use super::nodes::NodeErrors;
 use super::wire::{self, Command, field, items, number, optional, text};
 use super::{Config, ServiceBackend};

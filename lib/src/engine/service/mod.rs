@@ -7,6 +7,7 @@ mod cluster;
 mod config;
 mod connection;
 mod error;
+mod hello;
 mod nodes;
 mod probe;
 mod survey;

@@ -9,8 +9,8 @@ use futures_util::future::select_ok;
 use tokio::time::sleep;
 
 use super::ServiceBackend;
-use super::backend::hello;
 use super::connection::{Connection, Dialer, Stream};
+use super::hello::hello;
 use crate::engine::remote::{Backend, ConnectError, Peer, jittered, within};
 
 /// How long the other nodes may take to answer.
