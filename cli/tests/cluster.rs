@@ -699,9 +699,23 @@ fn clients_of_a_cluster_refuse_a_service_of_its_own() {
     nodes.until_said("a", "ready");
     let refused = nodes.sandbox.run(&["--url", &url, "run", "--no-wait", "held", "--", "true"]);
     assert_eq!(refused.code, Some(75), "{}", refused.err);
-    for name in ["b", "c"] {
-        end(&mut nodes.nodes.get_mut(name).unwrap().child);
-    }
+    // As a cluster of its own it is refused while the others answer.
+    end(&mut nodes.nodes.get_mut("a").unwrap().child);
+    std::fs::remove_dir_all(nodes.sandbox.path().join("a")).unwrap();
+    nodes.start("a", &["--node", "a", "--cluster", "a=PEERS"]);
+    nodes.until_said("a", "ready");
+    let refused = nodes.sandbox.run(&["--url", &url, "run", "--no-wait", "held", "--", "true"]);
+    assert_eq!(refused.code, Some(75), "{}", refused.err);
+}
+
+#[test]
+fn clients_of_a_cluster_refuse_a_service_of_its_own_also_if_it_is_all_that_runs() {
+    let mut nodes = Nodes::three();
+    let url = nodes.url();
+    nodes.nodes.values_mut().for_each(|node| end(&mut node.child));
+    std::fs::remove_dir_all(nodes.sandbox.path().join("a")).unwrap();
+    nodes.start("a", &[]);
+    nodes.until_said("a", "ready");
     let refused = nodes.sandbox.run(&["--url", &url, "run", "--no-wait", "held", "--", "true"]);
     assert_eq!(refused.code, Some(69), "{}", refused.err);
 }

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 use super::Config;
 use super::connection::{CALL_TIMEOUT, Connection, Dialer};
 use super::error::{NoReply, ReplyError, Unexpected};
-use super::hello::{hello, received, unanswered};
+use super::hello::{Hello, hello, received, unanswered};
 use super::nodes::NodeErrors;
 use super::probe;
 use super::wire::{self, Command, field, items, number, optional, small, text, token};
@@ -291,9 +291,12 @@ impl ServiceBackend {
         let is_logged_in = Cell::new(false);
         let attaching = async {
             let login = within(login_limit, self.log_in(&connection, is_direct)).await;
-            login.map_err(|error| if error.is_silent() { unanswered(error) } else { error })?;
+            let hello = login.map_err(|error| if error.is_silent() { unanswered(error) } else { error })?;
             is_logged_in.set(true);
-            within(limit, self.attach_all(&connection)).await
+            probe::check_cluster(&self.dialer, node, &hello).await?;
+            within(limit, self.attach_all(&connection)).await?;
+            self.dialer.set_cluster(hello.cluster);
+            Ok::<(), ConnectError>(())
         };
         tokio::select! {
             error = &mut driver => return Err(if is_logged_in.get() { error } else { unanswered(error) }),
@@ -330,7 +333,7 @@ impl ServiceBackend {
         Ok(())
     }
 
-    async fn log_in(&self, connection: &Connection, is_direct: bool) -> Result<(), ConnectError> {
+    async fn log_in(&self, connection: &Connection, is_direct: bool) -> Result<Hello, ConnectError> {
         let began_at = Instant::now();
         let hello = hello(connection, self.dialer.config.login.as_ref())?;
         let detail = connection.request(&Command::new(&["CLIENT", "DETAIL", "ON"]), CALL_TIMEOUT);
@@ -344,7 +347,7 @@ impl ServiceBackend {
             return Err(ConnectError::transient("this node relays to the one that leads"));
         }
         let detail = wire::accepted(received(detail.await)?);
-        detail.map(drop).map_err(|error| ConnectError::transient(error.to_string()))
+        detail.map(|_| hello).map_err(|error| ConnectError::transient(error.to_string()))
     }
 
     /// Handles the reply to the ATTACH of a session.

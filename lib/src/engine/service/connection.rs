@@ -439,11 +439,14 @@ pub(super) struct Dialer {
     next: Cell<usize>,
     /// A node that did not answer, which is tried last.
     silent: Cell<Option<usize>>,
+    /// The cluster that the client was connected to last.
+    cluster: RefCell<Option<String>>,
 }
 
 impl Dialer {
     pub(super) fn new(config: Config) -> Dialer {
-        Dialer { config, tls: RefCell::new(None), next: Cell::new(0), silent: Cell::new(None) }
+        let (tls, next, silent, cluster) = Default::default();
+        Dialer { config, tls, next, silent, cluster }
     }
 
     pub(super) fn address(&self, node: usize) -> &Address {
@@ -481,6 +484,16 @@ impl Dialer {
 
     pub(super) fn is_silent(&self, node: usize) -> bool {
         self.silent.get() == Some(node)
+    }
+
+    /// Notes the cluster that the client is connected to.
+    pub(super) fn set_cluster(&self, cluster: Option<String>) {
+        self.cluster.replace(cluster);
+    }
+
+    /// Returns the cluster that the client was connected to last.
+    pub(super) fn cluster(&self) -> Option<String> {
+        self.cluster.borrow().clone()
     }
 
     pub(super) async fn dial(&self, node: usize) -> Result<Stream, ConnectError> {

@@ -6,7 +6,7 @@ use super::Config;
 use super::config::TLS;
 use super::connection::{CALL_TIMEOUT, Connection};
 use super::error::{NoReply, ReplyError, Unexpected};
-use super::wire::{self, Command, field, number, text};
+use super::wire::{self, Command, field, number, small, text};
 use crate::engine::remote::{ConnectError, Login, printable};
 
 /// The reply to HELLO.
@@ -17,15 +17,22 @@ pub(super) struct Hello {
     pub(super) is_relayed: bool,
     /// The latest term of the node that has answered.
     pub(super) term: Option<u64>,
-    /// Whether it is a service of its own, and no node of a cluster.
-    pub(super) is_alone: bool,
+    /// The number of its cluster.
+    pub(super) cluster: Option<String>,
+    /// How many nodes the cluster has: 0 for a service of its own.
+    pub(super) nodes: usize,
 }
 
 impl Hello {
+    /// Returns whether it is a service of its own, and no node of a cluster.
+    pub(super) fn is_alone(&self) -> bool {
+        self.nodes == 0
+    }
+
     /// Refuses a service of its own where the URL names the nodes of a cluster: a node whose directory was lost may have been started
     /// without its options.
     pub(super) fn check_is_node(&self, config: &Config) -> Result<(), ConnectError> {
-        match self.is_alone && config.addresses.len() > 1 {
+        match self.is_alone() && config.addresses.len() > 1 {
             true => Err(ConnectError::transient(
                 "it is a service of its own, and no node of the cluster that the URL names",
             )),
@@ -57,7 +64,8 @@ pub(super) fn hello<'a>(
             is_leader: field(&reply, "role").and_then(text).is_ok_and(|role| role == "master"),
             is_relayed: field(&reply, "relayed").and_then(number).is_ok_and(|relayed| relayed > 0),
             term: field(&reply, "term").and_then(number).ok(),
-            is_alone: field(&reply, "nodes").and_then(number).is_ok_and(|nodes| nodes == 0),
+            cluster: field(&reply, "cluster").and_then(text).ok().map(str::to_owned),
+            nodes: field(&reply, "nodes").and_then(small).unwrap_or(1) as usize,
         })
     })
 }

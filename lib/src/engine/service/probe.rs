@@ -5,12 +5,12 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures_util::future::select_ok;
+use futures_util::future::{join_all, select_ok};
 use tokio::time::sleep;
 
 use super::ServiceBackend;
 use super::connection::{Connection, Dialer, Stream};
-use super::hello::hello;
+use super::hello::{Hello, hello};
 use crate::engine::remote::{Backend, ConnectError, Peer, jittered, within};
 
 /// How long the other nodes may take to answer.
@@ -64,16 +64,49 @@ async fn new_leader(connection: &Connection, dialer: &Dialer, node: usize) -> (u
 
 /// Returns this node if it leads in a later term, or relays to a node that does. The leader of the same term may only be slow.
 async fn leads_later(dialer: &Dialer, node: usize, term: u64) -> Result<usize, ConnectError> {
+    let reply = greet(dialer, node).await?;
+    let is_of_cluster = !reply.is_alone() && reply.cluster == dialer.cluster();
+    match reply.is_leader && is_of_cluster && reply.term.is_some_and(|later| later > term) {
+        true => Ok(node),
+        false => Err(ConnectError::transient("it knows no later leader")),
+    }
+}
+
+/// Logs in on a connection that is used for nothing else.
+async fn greet(dialer: &Dialer, node: usize) -> Result<Hello, ConnectError> {
     let stream = dialer.dial(node).await?;
     let peer = Peer::new(ServiceBackend::NAME, dialer.address(node).to_string());
     let connection = Connection::new(peer, Rc::default());
     let hello = hello(&connection, dialer.config.login.as_ref())?;
-    let reply = tokio::select! {
-        error = connection.drive(stream) => return Err(error),
-        reply = hello => reply?,
+    tokio::select! {
+        error = connection.drive(stream) => Err(error),
+        reply = hello => reply,
+    }
+}
+
+/// Refuses the cluster of this node if another node of the URL is in another one. The other nodes are asked only if there is reason to:
+/// the cluster has fewer nodes than the URL, or is not the one that the client was connected to. A node whose directory was lost may
+/// have been started as a cluster of its own, or an old cluster may still run beside the one that was restored.
+pub(super) async fn check_cluster(dialer: &Dialer, node: usize, hello: &Hello) -> Result<(), ConnectError> {
+    let (addresses, last) = (dialer.config.addresses.len(), dialer.cluster());
+    let is_another = last.is_some() && last != hello.cluster;
+    if addresses == 1 || (hello.nodes >= addresses && !is_another) {
+        return Ok(());
+    }
+    let asked = join_all(dialer.others(node).map(|other| async move {
+        let cluster = within(ROUND_TIMEOUT, greet(dialer, other)).await.ok().and_then(|reply| reply.cluster);
+        (other, cluster)
+    }));
+    // An unknown cluster is left alone while the known one can be reached, and a small one while there is any other.
+    let is_preferred = |cluster: &String| match is_another {
+        true => Some(cluster) == last.as_ref(),
+        false => Some(cluster) != hello.cluster.as_ref(),
     };
-    match reply.is_leader && !reply.is_alone && reply.term.is_some_and(|later| later > term) {
-        true => Ok(node),
-        false => Err(ConnectError::transient("it knows no later leader")),
+    match asked.await.into_iter().find(|(_, cluster)| cluster.as_ref().is_some_and(is_preferred)) {
+        Some((other, _)) => Err(ConnectError::transient(format!(
+            "it is in another cluster than {}: the URL names two clusters (palisade doctor shows them)",
+            dialer.address(other)
+        ))),
+        None => Ok(()),
     }
 }
