@@ -311,8 +311,10 @@ fn the_leader_checks_users_and_names_the_address_of_the_client() {
                 && line.contains(&format!("peer=\"{address}\""))
                 && user.is_none_or(|user| line.contains(&format!("user=\"{user}\"")))
         };
-        assert!(cluster.log(leader).lines().any(is_entry), "{what}: {}", cluster.log(leader));
-        assert!(!cluster.log(follower).lines().any(is_entry), "{what}: {}", cluster.log(follower));
+        // On a busy machine another node may lead by now.
+        let has_entry = |at: usize| cluster.log(at).lines().any(is_entry);
+        assert!((0..3).any(|at| at != follower && has_entry(at)), "{what}: {}", cluster.log(leader));
+        assert!(!has_entry(follower), "{what}: {}", cluster.log(follower));
     }
     // The eighth wrong secret closes the connection, here too.
     let mut guesser = connect(&cluster, follower);
