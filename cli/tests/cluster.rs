@@ -511,6 +511,11 @@ fn requests_that_cannot_be_carried_out_say_why() {
         let (found, errors) = nodes.cluster(&arguments);
         assert!(found == Some(code) && errors.contains(part), "{arguments:?}: {found:?} {errors}");
     }
+    let mut others = Nodes::new();
+    others.start("z", &["--node", "z", "--cluster", "z=PEERS"]);
+    others.until_said("z", "ready");
+    let (code, errors) = nodes.cluster(&["add", &others.node("z")]);
+    assert!(code == Some(64) && errors.contains("belongs to a cluster already"), "{code:?} {errors}");
     let output = nodes.sandbox.command(&["cluster", "--url", "embedded:", "status"]).output().unwrap();
     assert_eq!(output.status.code(), Some(64));
     assert!(String::from_utf8_lossy(&output.stderr).contains("is not a cluster of the service"));

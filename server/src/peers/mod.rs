@@ -195,7 +195,7 @@ async fn dial(address: &str, tls: Option<&PeerTls>, purpose: &Purpose) -> io::Re
             Answer::Welcome => Ok(stream),
             Answer::Refused(why) => Err(io::Error::new(io::ErrorKind::PermissionDenied, why)),
             Answer::Removed => Err(io::Error::other(RemovedFromCluster)),
-            Answer::InOtherCluster => Err(io::Error::other(InOtherCluster)),
+            Answer::InOtherCluster => Err(io::Error::new(io::ErrorKind::PermissionDenied, InOtherCluster)),
         }
     };
     timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
