@@ -36,7 +36,7 @@ fn a_node_that_lost_its_directory_is_not_let_back_in() {
     }
 }
 
-/// Nobody is left who knows the last grants, and yet no token is given again. The node that comes back with them says so and ends.
+/// No running node knows the last grants, and yet no token is given again. The node that comes back with them says so and ends.
 #[test]
 fn an_older_copy_costs_no_token_and_is_noticed_by_the_node_that_knows_more() {
     let (mut cluster, folder) = cluster();
