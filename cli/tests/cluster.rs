@@ -462,7 +462,7 @@ fn nodes_trust_the_certificates_of_their_authority_only() {
     let (code, errors) = nodes.cluster(&["add", &stranger]);
     assert!(code == Some(64) && errors.contains("certificate"), "{errors}");
     nodes.start("c", &["--node", "c", "--join", "--peers", "PEERS"]);
-    nodes.until_said("c", "waiting to be added");
+    nodes.until_said("c", "waits to be added");
     let (code, errors) = nodes.cluster(&["add", &stranger]);
     assert!(code == Some(64) && errors.contains("--peer-certificate"), "{errors}");
     start(&mut nodes, "b", with(&["--node", "b", "--join", "--peers", "PEERS"], tls(&ours, "b")));
