@@ -718,11 +718,23 @@ impl World {
     }
 }
 
+/// Names the seed of a world that panics.
+struct Named(u64);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("seed {}", self.0);
+        }
+    }
+}
+
 #[test]
 fn no_grant_is_lost_and_locks_have_one_holder_whatever_fails() {
     let (mut grants, mut snapshots, mut elections, mut changes) = (0, 0, 0, 0);
     let seeds = std::env::var("PALISADE_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(40);
     for seed in 0..seeds {
+        let _named = Named(seed);
         let world = World::new(seed).run(6_000, true).settle_all();
         grants += world.grants;
         snapshots += world.snapshots;

@@ -287,8 +287,16 @@ impl<C, R> Replica<C, R> {
 
     /// Asks the others whether they would elect this member, and becomes a candidate if a majority would.
     pub fn campaign(&mut self) {
-        // Only a member without a vote is refused.
-        drop(self.node.campaign());
+        if self.may_campaign() {
+            // Only a member without a vote is refused.
+            drop(self.node.campaign());
+        }
+    }
+
+    /// Returns whether this member may campaign now. While the snapshot of another member becomes durable, the entries before it are gone,
+    /// and the consensus library would look for them.
+    fn may_campaign(&self) -> bool {
+        self.installing.is_none()
     }
 
     /// Notes that this member may have died. Returns whether it was the leader. Without a leader, this member may elect another
@@ -313,7 +321,9 @@ impl<C, R> Replica<C, R> {
         let at_most = 2 * ELECTION_TICKS - 1;
         // The library's own choice would not follow from the host's seed.
         self.node.raft.set_randomized_election_timeout(election_ticks.clamp(ELECTION_TICKS, at_most));
-        self.node.tick();
+        if self.may_campaign() {
+            self.node.tick();
+        }
     }
 
     /// Proposes commands, as one entry.
@@ -362,8 +372,9 @@ impl<C, R> Replica<C, R> {
         }
         // Each node proposes only what it decides while it leads.
         let is_foreign = message.to != self.id() || message.msg_type == MessageType::MsgPropose;
+        let is_too_early = message.msg_type == MessageType::MsgTimeoutNow && !self.may_campaign();
         // The machine of a snapshot comes with `receive_snapshot`.
-        if !is_foreign && message.msg_type != MessageType::MsgSnapshot {
+        if !is_foreign && !is_too_early && message.msg_type != MessageType::MsgSnapshot {
             // The library refuses messages that are out of date.
             drop(self.node.step(message));
         }

@@ -152,3 +152,34 @@ fn a_compaction_continues_from_a_snapshot_that_came_meanwhile() {
     let made = crate::storage::read_snapshot(&node.disk).unwrap().unwrap();
     assert_eq!((made.index, made.machine), (node.replica.applied(), node.replica.machine().snapshot()));
 }
+
+/// The entries before the snapshot are gone, and the member does not know yet that it needs them no more.
+#[test]
+fn a_member_campaigns_only_when_the_snapshot_that_it_received_is_durable() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut leader = Node::start(directory.path());
+    let session = leader.open();
+    for lock in ["a", "b", "c"] {
+        leader.acquire(session, lock).unwrap();
+    }
+    let founders = Membership { voters: vec![1, 2], ..Membership::default() };
+    let (index, machine) = (leader.replica.applied(), leader.replica.machine().snapshot());
+    let snapshot = Snapshot { index, term: leader.replica.term(), membership: founders.clone(), machine };
+    let follower = tempfile::tempdir().unwrap();
+    let disk = RealDisk::open(follower.path().to_owned()).unwrap();
+    let (_, recovered) = Store::open_with(disk, None, 4096).unwrap();
+    let mut replica: Replica<u32, u32> = Replica::new(2, &founders, 7, &recovered).unwrap();
+    let message = |msg_type| {
+        let term = leader.replica.term();
+        PeerMessage(Message { msg_type, from: 1, to: 2, term, ..Message::default() })
+    };
+    replica.receive_snapshot(message(MessageType::MsgSnapshot), &snapshot).unwrap();
+    let (number, _) = replica.outputs().persist.pop().expect("the snapshot's term is written");
+    replica.campaign();
+    replica.receive(message(MessageType::MsgTimeoutNow)).unwrap();
+    (0..2 * ELECTION_TICKS).for_each(|_| replica.tick(ELECTION_TICKS));
+    assert!(replica.outputs().messages.is_empty());
+    replica.persisted(number);
+    replica.campaign();
+    assert!(!replica.outputs().messages.is_empty());
+}
