@@ -287,8 +287,9 @@ impl<C, R> Replica<C, R> {
 
     /// Asks the others whether they would elect this member, and becomes a candidate if a majority would.
     pub fn campaign(&mut self) {
-        if self.may_campaign() {
-            // Only a member without a vote is refused.
+        // Unlike at a time-out, the consensus library would let a member campaign that has no vote, or was removed.
+        if self.may_campaign() && self.node.raft.promotable() {
+            // What can fail is checked.
             drop(self.node.campaign());
         }
     }

@@ -183,3 +183,18 @@ fn a_member_campaigns_only_when_the_snapshot_that_it_received_is_durable() {
     replica.campaign();
     assert!(!replica.outputs().messages.is_empty());
 }
+
+#[test]
+fn a_member_without_a_vote_does_not_campaign() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = RealDisk::open(directory.path().to_owned()).unwrap();
+    let (_, recovered) = Store::open_with(disk, None, 4096).unwrap();
+    for members in [
+        Membership { voters: vec![1, 2], learners: vec![3], ..Membership::default() },
+        Membership { voters: vec![1, 2], ..Membership::default() },
+    ] {
+        let mut replica: Replica<u32, u32> = Replica::new(3, &members, 7, &recovered).unwrap();
+        replica.campaign();
+        assert!(replica.outputs().messages.is_empty(), "{members:?}");
+    }
+}
