@@ -703,12 +703,12 @@ impl World {
                 let states = running.iter().map(|node| node.report(self.now));
                 let states: Vec<_> = states.map(|state| (state.sessions, state.locks, state.last_token)).collect();
                 assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "{states:?}");
-                // Followers, too, write down how far they have come.
-                let members = self.hosts.iter().filter(|host| membership.members.contains_key(&host.id));
-                let noted = members.map(|host| read_watermark(&host.disk).unwrap().map_or(0, |noted| noted.index));
-                assert!(noted.into_iter().all(|index| index > 0), "{}", self.trace);
+                // Followers, too, write down how far they have come, a few seconds after they joined.
+                let mut members = self.hosts.iter().filter(|host| membership.members.contains_key(&host.id));
+                let has_noted =
+                    |host: &Host| read_watermark(&host.disk).unwrap().is_some_and(|noted| noted.index > 0);
                 // All clients are gone, so all sessions end.
-                if states[0].0 == 0 {
+                if states[0].0 == 0 && members.all(has_noted) {
                     return self;
                 }
             }

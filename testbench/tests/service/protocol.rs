@@ -24,7 +24,7 @@ impl RespConnection {
         stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a bound");
         let heard = BufReader::new(stream.try_clone().expect("two ends"));
         let mut connection = RespConnection { stream, heard };
-        assert!(connection.ask("HELLO 3", 17).starts_with("%8 server palisade version"));
+        assert!(connection.ask("HELLO 3", 19).starts_with("%9 server palisade version"));
         connection
     }
 
