@@ -619,7 +619,11 @@ impl World {
         let Membership { voters, learners, outgoing, members, .. } = &membership;
         // A change that is not applied yet may need it, and so may the loss of another disk.
         let is_changing = report.applied < report.last_index || !learners.is_empty() || !outgoing.is_empty();
-        let is_whole = members.keys().all(|id| self.host_of(*id).is_some());
+        // A member that does not know yet that it votes would not vote without the lost one.
+        let knows_all = |at: usize| {
+            self.hosts[at].running.as_ref().is_some_and(|it| it.node.cluster_report().membership == membership)
+        };
+        let is_whole = members.keys().all(|id| self.host_of(*id).is_some_and(knows_all));
         if leader != at && !is_changing && is_whole && voters.len() > 2 && voters.contains(&self.hosts[at].id) {
             writeln!(self.trace, "{:?} node {} loses its disk", self.now, self.hosts[at].id).unwrap();
             self.empty(at);

@@ -109,5 +109,7 @@ impl<C, R> Replica<C, R> {
         let added = postcard::from_bytes(&change.context).unwrap_or_default();
         self.node.mut_store().set_members(&state, added);
         self.members_changed = true;
+        // The others learn at once who votes now: without this leader they could not decide anything before they do.
+        self.node.ping();
     }
 }

@@ -153,6 +153,8 @@ pub(crate) fn measure_snapshot(runtime: &Runtime, cluster: &mut ServiceCluster) 
                 crowd.line.answer().await.get("token").unwrap();
             }
         }
+        // It makes a snapshot, and the log before that is removed.
+        crowd.line.ask(&["CLUSTER", "BACKUP"]).await.get("bytes").unwrap();
     });
     let show = |when: &str, sample: &Sample| {
         let ms = |time: Duration| time.as_secs_f64() * 1000.0;
@@ -178,6 +180,9 @@ pub(crate) fn measure_snapshot(runtime: &Runtime, cluster: &mut ServiceCluster) 
         }
         assert!(since < CATCH_UP, "the follower has not caught up within {CATCH_UP:?}");
     }
+    let files = std::fs::read_dir(cluster.directory(follower))?.filter_map(Result::ok);
+    let has_snapshot = files.into_iter().any(|file| file.file_name().to_string_lossy().starts_with("snapshot-"));
+    assert!(has_snapshot, "the follower has got no snapshot");
     println!("  it has caught up within {:.1} s; worst p99 {worst:.1} ms", began_at.elapsed().as_secs_f64());
     let is_met = worst <= P99_MS;
     Ok((!is_met)
