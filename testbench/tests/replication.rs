@@ -1,6 +1,6 @@
 //! Three nodes and two spare ones in virtual time: clients that follow the leader, lost and late messages, cut links, paused nodes,
 //! power cuts, lost disks, and members that are added and removed meanwhile. Everything follows from a seed.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stderr, clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Write as _;
