@@ -11,11 +11,11 @@ mod user;
 
 use std::cell::Cell;
 use std::fmt::Display;
-use std::io::{self, Read};
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use palisade_server::storage::StorageError;
+use palisade_server::storage::{StorageError, user_of};
 use palisade_server::{Http, Listeners, ServiceError, Token, serve_until};
 use rustix::process::{Resource, Signal, getrlimit, setrlimit};
 use tokio::net::TcpListener;
@@ -213,15 +213,6 @@ async fn listen(address: SocketAddr, option: &str, data_dir: &Path) -> Result<Tc
         Failure::Unavailable(format!("cannot listen on {address} ({option}): {error}{user}"))
     };
     TcpListener::bind(address).await.map_err(cannot)
-}
-
-/// Returns the process that uses a data directory, if one does.
-fn user_of(data_dir: &Path) -> Option<String> {
-    let mut file = std::fs::File::open(data_dir.join("in-use")).ok()?;
-    let is_used = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared).is_err();
-    let mut pid = String::new();
-    let read = file.read_to_string(&mut pid).is_ok();
-    (is_used && read).then(|| pid.trim().to_owned()).filter(|pid| !pid.is_empty())
 }
 
 fn failure(error: ServiceError, has_started: bool) -> Failure {

@@ -50,6 +50,13 @@ impl DirLock {
     }
 }
 
+/// Returns the number of the process that uses a directory, if one does.
+pub fn user_of(directory: &Path) -> Option<String> {
+    let mut file = File::open(directory.join(NAME)).ok()?;
+    let is_used = flock(&file, FlockOperation::NonBlockingLockShared).is_err();
+    is_used.then(|| pid(&mut file))
+}
+
 /// Reads the number of the process that has the lock.
 fn pid(file: &mut File) -> String {
     let mut text = String::new();

@@ -18,6 +18,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 pub use backup::Backup;
+pub use dir_lock::user_of;
 use disk::Disk;
 pub use error::{StorageError, TornWrite};
 pub use identity::{Identity, Stage};

@@ -51,101 +51,85 @@ async fn cut_leader_off(cluster: &ServiceCluster, network: &Network, others: usi
     until_back(cluster, old).await;
 }
 
-#[test]
-fn a_leader_that_is_cut_off_alone_confirms_nothing() {
+/// Checks that the clients of this many nodes go on while parts of the network fail, and after that.
+fn go_on(nodes: usize, fail: impl AsyncFnOnce(&mut ServiceCluster, &Network)) {
     let folder = tempfile::tempdir().unwrap();
-    let (mut cluster, network) = on_network(3, &[], folder.path());
+    let (mut cluster, network) = on_network(nodes, &[], folder.path());
     check(BOUND, async {
-        let grants = under_load(&mut cluster, async |cluster| {
-            for _ in 0..2 {
-                cut_leader_off(cluster, &network, 0).await;
-            }
-        });
+        let grants = under_load(&mut cluster, async |cluster| fail(cluster, &network).await);
         assert!(grants.await >= 100);
     });
 }
 
 #[test]
+fn a_leader_that_is_cut_off_alone_confirms_nothing() {
+    go_on(3, async |cluster, network| {
+        for _ in 0..2 {
+            cut_leader_off(cluster, network, 0).await;
+        }
+    });
+}
+
+#[test]
 fn a_minority_of_five_confirms_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let (mut cluster, network) = on_network(5, &[], folder.path());
-    check(BOUND, async {
-        let grants = under_load(&mut cluster, async |cluster| {
-            cut_leader_off(cluster, &network, 1).await;
-            // Two nodes that do not lead.
-            let leader = leader(cluster).await;
-            let minority = [(leader + 2) % 5, (leader + 3) % 5];
-            network.separate(&minority);
-            until("they know no leader", async || {
-                let url = format!("palisade://{}", cluster.address(minority[0]));
-                palisade::connect(&url).await.is_err()
-            })
-            .await;
-            ask_in_vain(cluster.http(minority[0]), "minority").await;
-            take_again_and_again(cluster, "majority", 5).await;
-            network.heal();
-            until_back(cluster, minority[0]).await;
-        });
-        assert!(grants.await >= 100);
+    go_on(5, async |cluster, network| {
+        cut_leader_off(cluster, network, 1).await;
+        // Two nodes that do not lead.
+        let leader = leader(cluster).await;
+        let minority = [(leader + 2) % 5, (leader + 3) % 5];
+        network.separate(&minority);
+        until("they know no leader", async || {
+            let url = format!("palisade://{}", cluster.address(minority[0]));
+            palisade::connect(&url).await.is_err()
+        })
+        .await;
+        ask_in_vain(cluster.http(minority[0]), "minority").await;
+        take_again_and_again(cluster, "majority", 5).await;
+        network.heal();
+        until_back(cluster, minority[0]).await;
     });
 }
 
 /// The leader reaches a majority, its two neighbours. The other two hear only them and each other, and must not disturb them.
 #[test]
 fn five_nodes_in_a_ring_go_on() {
-    let folder = tempfile::tempdir().unwrap();
-    let (mut cluster, network) = on_network(5, &[], folder.path());
-    check(BOUND, async {
-        let grants = under_load(&mut cluster, async |cluster| {
-            // The neighbours of a node in the second ring are those that it did not reach in the first.
-            for distance in [1, 2] {
-                let is_neighbour =
-                    |(from, to): (usize, usize)| [distance, 5 - distance].contains(&((to + 5 - from) % 5));
-                network.lose(network.ways().filter(|way| !is_neighbour(*way)));
-                tokio::time::sleep(PAUSE).await;
-                take_again_and_again(cluster, "ring", 20).await;
-            }
-            network.heal();
-        });
-        assert!(grants.await >= 100);
+    go_on(5, async |cluster, network| {
+        // The neighbours of a node in the second ring are those that it did not reach in the first.
+        for distance in [1, 2] {
+            let is_neighbour = |(from, to): (usize, usize)| [distance, 5 - distance].contains(&((to + 5 - from) % 5));
+            network.lose(network.ways().filter(|way| !is_neighbour(*way)));
+            tokio::time::sleep(PAUSE).await;
+            take_again_and_again(cluster, "ring", 20).await;
+        }
+        network.heal();
     });
 }
 
 /// A leader that hears nothing does not know whether it still leads: it steps down, confirms nothing meanwhile, and follows again.
 #[test]
 fn a_leader_that_hears_nothing_is_replaced() {
-    let folder = tempfile::tempdir().unwrap();
-    let (mut cluster, network) = on_network(3, &[], folder.path());
-    check(BOUND, async {
-        let grants = under_load(&mut cluster, async |cluster| {
-            for _ in 0..2 {
-                let leader = leader(cluster).await;
-                network.lose(network.ways().filter(|(_, to)| *to == leader));
-                ask_in_vain(cluster.http(leader), "deaf").await;
-                until_another_leads(cluster, leader).await;
-                network.heal();
-            }
-        });
-        assert!(grants.await >= 100);
+    go_on(3, async |cluster, network| {
+        for _ in 0..2 {
+            let leader = leader(cluster).await;
+            network.lose(network.ways().filter(|(_, to)| *to == leader));
+            ask_in_vain(cluster.http(leader), "deaf").await;
+            until_another_leads(cluster, leader).await;
+            network.heal();
+        }
     });
 }
 
 /// It hears that another node leads.
 #[test]
 fn a_leader_that_is_not_heard_is_replaced() {
-    let folder = tempfile::tempdir().unwrap();
-    let (mut cluster, network) = on_network(3, &[], folder.path());
-    check(BOUND, async {
-        let grants = under_load(&mut cluster, async |cluster| {
-            for _ in 0..2 {
-                let leader = leader(cluster).await;
-                network.lose(network.ways().filter(|(from, _)| *from == leader));
-                until_another_leads(cluster, leader).await;
-                take_again_and_again(cluster, "heard", 5).await;
-                network.heal();
-            }
-        });
-        assert!(grants.await >= 100);
+    go_on(3, async |cluster, network| {
+        for _ in 0..2 {
+            let leader = leader(cluster).await;
+            network.lose(network.ways().filter(|(from, _)| *from == leader));
+            until_another_leads(cluster, leader).await;
+            take_again_and_again(cluster, "heard", 5).await;
+            network.heal();
+        }
     });
 }
 

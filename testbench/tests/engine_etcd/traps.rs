@@ -199,7 +199,7 @@ fn a_user_needs_the_right_to_the_prefix_only() {
         held.release().await.expect("released");
         for (url, remedy) in [
             (url("app:xyzzy", ""), "the user or its password is wrong"),
-            (url("nobody:xyzzy", ""), "the user or its password is wrong"),
+            (url("stranger:xyzzy", ""), "the user or its password is wrong"),
             (url("app:secret", "other"), "etcdctl role grant-permission ROLE --prefix=true readwrite other/"),
             (fixture.url(), "name a user"),
         ] {
