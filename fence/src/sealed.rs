@@ -118,8 +118,9 @@ impl<R: Resource> Sealed<R> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Stale`]: a newer token has sealed it, and nothing was written. [`ErrorKind::Rejected`]: the resource
-    /// does not accept the change. The resource cannot be reached.
+    /// [`ErrorKind::Stale`]: a newer token has sealed it, and nothing was written. (If something on the way repeats requests, such
+    /// as an HTTP proxy, a first copy may have been applied before that seal. The new holder has read it then.)
+    /// [`ErrorKind::Rejected`]: the resource does not accept the change. The resource cannot be reached.
     pub async fn write(&mut self, change: R::Change) -> Result<R::Outcome, Error> {
         self.check("write")?;
         self.is_settled = false;

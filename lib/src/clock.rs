@@ -18,6 +18,10 @@ pub struct BootInstant {
 impl BootInstant {
     /// Returns the current time.
     pub fn now() -> BootInstant {
+        #[cfg(feature = "_simulation")]
+        if let Some(time) = crate::simulation::boot_time() {
+            return BootInstant::after_boot(time);
+        }
         #[cfg(target_os = "linux")]
         let clock = rustix::time::ClockId::Boottime;
         #[cfg(not(target_os = "linux"))]
@@ -56,6 +60,10 @@ impl BootInstant {
     /// # }
     /// ```
     pub async fn reached(self) {
+        #[cfg(feature = "_simulation")]
+        if let Some(reached) = crate::simulation::timers::reached(self.since_boot()) {
+            return reached.await;
+        }
         while !self.has_passed() {
             sleep_until(self).await;
         }

@@ -43,6 +43,10 @@ mod loss;
 mod options;
 mod seal;
 mod signed;
+#[cfg(feature = "_simulation")]
+#[doc(hidden)]
+pub mod simulation;
+mod time;
 mod watch;
 
 pub use client::{Palisade, connect, connect_env};

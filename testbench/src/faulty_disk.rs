@@ -120,6 +120,26 @@ impl FaultyDisk {
         lock(&self.state).plan = Some((operations, fault));
     }
 
+    /// Ends the failure that was planned, and makes space.
+    pub fn mend(&self) {
+        lock(&self.state).plan = None;
+    }
+
+    /// Returns whether the disk fails now.
+    pub fn is_failing(&self) -> bool {
+        matches!(lock(&self.state).plan, Some((0, _)))
+    }
+
+    /// Returns whether the power was cut.
+    pub fn is_dead(&self) -> bool {
+        matches!(lock(&self.state).plan, Some((0, Fault::PowerCut)))
+    }
+
+    /// Returns whether there is no space left.
+    pub fn is_full(&self) -> bool {
+        matches!(lock(&self.state).plan, Some((0, Fault::Full)))
+    }
+
     /// Holds back every flush, until [`release_flushes`](FaultyDisk::release_flushes).
     pub fn hold_flushes(&self) {
         self.gate.flushes().is_closed = true;

@@ -2,25 +2,45 @@
 //! crate; no crate imports it.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "suites")]
 pub mod bounded;
+#[cfg(feature = "suites")]
 pub mod chart;
+#[cfg(feature = "suites")]
 pub mod conformance;
+#[cfg(feature = "suites")]
 pub mod coordination;
+#[cfg(feature = "suites")]
 pub mod credentials;
 pub mod faulty_disk;
+#[cfg(feature = "suites")]
 pub mod faulty_engine;
+#[cfg(feature = "suites")]
 pub mod fenced_file;
+#[cfg(feature = "suites")]
 pub mod fencing;
+#[cfg(feature = "suites")]
 pub mod fixture;
+#[cfg(feature = "suites")]
 pub mod history;
+#[cfg(feature = "suites")]
 pub mod network;
+#[cfg(feature = "suites")]
 pub mod order;
+#[cfg(feature = "suites")]
 pub mod proxy;
+#[cfg(feature = "suites")]
 pub mod servers;
+pub mod simulation;
+#[cfg(feature = "suites")]
 pub mod soak;
+#[cfg(feature = "suites")]
 pub mod switched_disk;
+#[cfg(feature = "suites")]
 pub mod tidy;
+#[cfg(feature = "suites")]
 pub mod wall_clock;
+#[cfg(feature = "suites")]
 pub mod worker_process;
 
 /// The examples of the guide are doc tests: they need both the library and the fences.

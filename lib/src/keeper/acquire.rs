@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use futures_util::future::{OptionFuture, poll_immediate};
 use palisade_core::{Acquire, Caller, Patience, Reentry, Token};
-use tokio::time::{Instant, timeout};
 
 use super::driver::{CurrentSession, Driver, PendingAcquire, RETRY};
 use super::local_queue::Turn;
@@ -14,6 +13,7 @@ use super::op::{AcquireOp, Delivered, Reply, Wait};
 use super::session::Grant;
 use crate::engine::{Acquired, Cancelled, Engine, Failure, Order};
 use crate::{Error, ErrorKind, Loss, Standing};
+use crate::time::{Instant, timeout};
 
 const OPERATION: &str = "acquire";
 
@@ -107,7 +107,7 @@ impl<E: Engine> Driver<E> {
                         let error = self.error(Failure::from(why), OPERATION).on(op.names());
                         return Ok(Outcome::Unsettled(Some(error), pending));
                     }
-                    tokio::time::sleep(RETRY).await;
+                    crate::time::sleep(RETRY).await;
                 }
                 WaitEnd::Replied(Err(failure)) => {
                     may_be_granted |= failure.may_have_taken_effect();
@@ -128,10 +128,11 @@ impl<E: Engine> Driver<E> {
             return Ok(ready);
         }
         tokio::select! {
+            biased;
             session = self.session() => Ok(session),
             error = self.open_failed() => Err(error),
             () = reply.closed() => Ok(None),
-            Some(()) = OptionFuture::from(deadline.map(tokio::time::sleep_until)) => Ok(None),
+            Some(()) = OptionFuture::from(deadline.map(crate::time::sleep_until)) => Ok(None),
         }
     }
 
@@ -148,10 +149,11 @@ impl<E: Engine> Driver<E> {
             return Ok(None);
         }
         tokio::select! {
+            biased;
             turn = self.queues.turn(op.locks()) => Ok(Some(turn)),
             loss = session.state.watch(|| session.state.noted_loss()) => Err(WaitEnd::Lost(loss)),
             () = reply.closed() => Err(WaitEnd::Abandoned),
-            Some(()) = OptionFuture::from(deadline.map(tokio::time::sleep_until)) => Err(WaitEnd::TimedOut),
+            Some(()) = OptionFuture::from(deadline.map(crate::time::sleep_until)) => Err(WaitEnd::TimedOut),
         }
     }
 
@@ -177,10 +179,11 @@ impl<E: Engine> Driver<E> {
             return WaitEnd::Replied(answer);
         }
         tokio::select! {
+            biased;
             answer = acquire => WaitEnd::Replied(answer),
             loss = session.state.watch(|| session.state.noted_loss()) => WaitEnd::Lost(loss),
             () = reply.closed() => WaitEnd::Abandoned,
-            Some(()) = OptionFuture::from(deadline.map(tokio::time::sleep_until)) => WaitEnd::TimedOut,
+            Some(()) = OptionFuture::from(deadline.map(crate::time::sleep_until)) => WaitEnd::TimedOut,
         }
     }
 
@@ -222,6 +225,7 @@ impl<E: Engine> Driver<E> {
         let PendingAcquire { session, number } = pending;
         loop {
             let cancelled = tokio::select! {
+                biased;
                 cancelled = self.engine.cancel(session.state.id, *number) => cancelled,
                 _ = session.state.watch(|| session.state.noted_loss()) => return None,
             };
@@ -233,7 +237,7 @@ impl<E: Engine> Driver<E> {
             if session.state.noted_loss().is_some() {
                 return None;
             }
-            tokio::time::sleep(RETRY).await;
+            crate::time::sleep(RETRY).await;
         }
     }
 

@@ -162,6 +162,10 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
 /// Waits briefly for more operations. A lone caller usually sends its next request within microseconds of the last reply.
 /// Spinning saves it a wake-up. On a busy processor other threads run first, and the loop then ends after one round.
 async fn spin(operations: &mut mpsc::UnboundedReceiver<Op>, batch: &mut Vec<Op>) {
+    #[cfg(feature = "_simulation")]
+    if crate::simulation::is_inside() {
+        return;
+    }
     let began_at = std::time::Instant::now();
     let mut context = Context::from_waker(Waker::noop());
     while operations.poll_recv_many(&mut context, batch, BATCH).is_pending() && began_at.elapsed() < SPIN {

@@ -64,13 +64,8 @@ impl Link {
         let outbox = Arc::new(Outbox::default());
         let waker = BatchWaker::new(outbox.clone());
         let start = Start { ready, operations, ops: ops.downgrade(), waker };
-        let builder = thread::Builder::new().name("palisade-keeper".to_owned()).stack_size(STACK);
-        let thread = builder.spawn(move || {
-            run(engine, options, start, connect);
-            drop(ending);
-        });
         let no_thread = |source| outage(engine, "the keeper's thread could not be started", source);
-        let thread = thread.map_err(no_thread)?.thread().id();
+        let thread = spawn(engine, options, start, connect, ending).map_err(no_thread)?;
         let gone = |_| outage(engine, "the keeper's thread ended unexpectedly", std::io::Error::other("it panicked"));
         let guarantees = guarantees.await.map_err(gone)??;
         let ended = Mutex::new(ended);
@@ -134,6 +129,31 @@ impl Start {
     pub(crate) async fn keep<E: Engine>(self, engine: E, options: Options) {
         driver::keep(engine, options, self).await;
     }
+}
+
+/// Starts the keeper's thread, which drops `ending` when it ends.
+fn spawn(
+    engine: &'static str,
+    options: Options,
+    start: Start,
+    connect: impl AsyncFnOnce(Options, Start) + Send + 'static,
+    ending: std_mpsc::Sender<()>,
+) -> std::io::Result<ThreadId> {
+    #[cfg(feature = "_simulation")]
+    if crate::simulation::is_inside() {
+        tokio::task::spawn_local(async move {
+            // As on a thread, tasks that remain end with the keeper.
+            tokio::task::LocalSet::new().run_until(connect(options, start)).await;
+            drop(ending);
+        });
+        return Ok(thread::current().id());
+    }
+    let builder = thread::Builder::new().name("palisade-keeper".to_owned()).stack_size(STACK);
+    let thread = builder.spawn(move || {
+        run(engine, options, start, connect);
+        drop(ending);
+    })?;
+    Ok(thread.thread().id())
 }
 
 /// The keeper's thread.

@@ -139,7 +139,7 @@ impl<E: Engine> Driver<E> {
             if !needs_retry {
                 return;
             }
-            tokio::time::sleep(RETRY).await;
+            crate::time::sleep(RETRY).await;
         }
     }
 
@@ -149,6 +149,7 @@ impl<E: Engine> Driver<E> {
         let answer = match poll_immediate(released.as_mut()).await {
             Some(answer) => answer,
             None => tokio::select! {
+                biased;
                 answer = released => answer,
                 loss = grant.session.watch(|| grant.session.noted_loss()) => return Err(ErrorKind::Lost(loss)),
             },
@@ -164,7 +165,7 @@ impl<E: Engine> Driver<E> {
             Ok(Released::Before | Released::Repeated) => {
                 // The notice that says how it ended may arrive later.
                 let noted = grant.session.watch(|| grant.noted_loss());
-                match tokio::time::timeout(RETRY, noted).await.unwrap_or(Loss::Expired) {
+                match crate::time::timeout(RETRY, noted).await.unwrap_or(Loss::Expired) {
                     Loss::Released => Ok(()),
                     loss => Err(ErrorKind::Lost(loss)),
                 }
@@ -206,7 +207,7 @@ impl<E: Engine> Driver<E> {
         let answer = match session {
             Some(session) => {
                 session.state.lose(Loss::SessionClosed);
-                let closed = tokio::time::timeout(CLOSE_TIMEOUT, self.engine.close_session(session.state.id)).await;
+                let closed = crate::time::timeout(CLOSE_TIMEOUT, self.engine.close_session(session.state.id)).await;
                 closed.unwrap_or_else(|_| {
                     Err(Unavailable::new("the engine did not answer; the session ends by its TTL").into())
                 })

@@ -67,7 +67,7 @@ impl<E: Engine> Driver<E> {
                         self.note_open_error(&error);
                     }
                 }
-                tokio::time::sleep(pause).await;
+                crate::time::sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
                 if self.is_closed() {
                     return;
@@ -120,6 +120,7 @@ impl<E: Engine> Driver<E> {
                 Step::Wait(until) => {
                     state.set_due(until);
                     tokio::select! {
+                        biased;
                         () = until.reached() => None,
                         Some((sent_at, reply)) = received.recv() => match reply {
                             Ok(()) => {
@@ -189,7 +190,7 @@ impl<E: Engine> Driver<E> {
     async fn close_lost(self: Rc<Self>, state: Arc<SessionState>) {
         let expires_at = BootInstant::now() + self.options.ttl;
         while !expires_at.has_passed() && self.engine.close_session(state.id).await.is_err() {
-            tokio::time::sleep(RETRY).await;
+            crate::time::sleep(RETRY).await;
         }
     }
 
@@ -200,7 +201,7 @@ impl<E: Engine> Driver<E> {
         if let Some(session) = session {
             session.state.lose(Loss::SessionClosed);
             // Without a reply in time, the session ends when its TTL expires.
-            drop(tokio::time::timeout(CLOSE_TIMEOUT, self.engine.close_session(session.state.id)).await);
+            drop(crate::time::timeout(CLOSE_TIMEOUT, self.engine.close_session(session.state.id)).await);
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use palisade_core::Machine;
 use thiserror::Error;
 
 use super::Node;
@@ -106,6 +107,16 @@ impl Node {
     /// Returns the last entry of the newest snapshot.
     pub fn snapshot_index(&self) -> u64 {
         self.replica.snapshot_index()
+    }
+
+    /// Returns the index of the last applied entry.
+    pub fn applied_index(&self) -> u64 {
+        self.replica.applied()
+    }
+
+    /// Returns the state as of the last applied entry.
+    pub fn machine(&self) -> &Machine {
+        self.replica.machine()
     }
 
     /// Returns the members as of the last applied entry.
@@ -242,7 +253,12 @@ impl Node {
 
     fn change_members(&mut self, change: MembershipChange) -> Result<(), ChangeRefused> {
         let members = &self.membership().members;
-        let is_old = |id: &&u64| self.understood.get(id).is_some_and(|log| *log < MEMBER_CHANGES);
+        // One that leaves need not understand it: it may have died before it was upgraded.
+        let is_leaving = |id: &u64| {
+            change.removed.contains(id) || change.members.get(id).is_some_and(|member| member.is_leaving)
+        };
+        let is_old =
+            |id: &&u64| self.understood.get(id).is_some_and(|log| *log < MEMBER_CHANGES) && !is_leaving(id);
         if let Some(old) = members.keys().find(is_old).and_then(|id| members.get(id)) {
             return Err(ChangeRefused::OldMember(old.name.clone()));
         }

@@ -17,7 +17,7 @@ pub(super) fn encode<'a>(commands: impl Iterator<Item = &'a Command>) -> Vec<u8>
 }
 
 /// Decodes an entry's data. The empty entry that begins a term has no commands.
-pub(crate) fn decode(data: &[u8]) -> Vec<Command> {
+pub fn decode(data: &[u8]) -> Vec<Command> {
     let Some((format, mut rest)) = data.split_first() else { return Vec::new() };
     assert_eq!(*format, FORMAT, "the log holds an entry of format {format}, written by a newer build");
     let mut commands = Vec::new();

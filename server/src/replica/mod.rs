@@ -21,7 +21,7 @@ use raft::eraftpb::{Entry, EntryType, Message, MessageType};
 use raft::{Config, RawNode, SnapshotStatus, StateRole, Storage};
 use thiserror::Error;
 
-pub(crate) use batch::decode as entry_commands;
+pub use batch::decode as entry_commands;
 pub use compaction::{Compacted, Compaction, CompactionError};
 pub use members::{Follower, MembershipChange};
 pub use peer_message::{PeerMessage, UnreadableMessage};

@@ -1,7 +1,7 @@
 //! The state of a client that survives a reconnect: sessions, their grants, waiting acquires and watches.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +20,8 @@ pub(crate) type WaitKey = (SessionId, RequestNo);
 
 /// The state of a client that survives a reconnect.
 pub struct ClientState<B: Backend> {
-    sessions: RefCell<HashMap<SessionId, Session<B>>>,
-    waits: RefCell<HashMap<WaitKey, Wait<B>>>,
+    sessions: RefCell<BTreeMap<SessionId, Session<B>>>,
+    waits: RefCell<BTreeMap<WaitKey, Wait<B>>>,
     pub(in crate::engine) watchers: RefCell<Subscriptions>,
     pub(crate) watch_lease: WatchLease,
     pub(crate) extra: B::SharedExtra,
@@ -32,7 +32,7 @@ struct Session<B: Backend> {
     ttl: Ttl,
     notices: mpsc::UnboundedSender<Notice>,
     /// Grants whose acquire was answered and whose release was not sent yet.
-    grants: HashMap<Token, B::GrantExtra>,
+    grants: BTreeMap<Token, B::GrantExtra>,
     extra: B::SessionExtra,
 }
 
@@ -54,7 +54,7 @@ impl<B: Backend> Default for ClientState<B> {
 impl<B: Backend> ClientState<B> {
     pub(super) fn add_session(&self, session: SessionId, ttl: Ttl) -> Opened {
         let (sender, notices) = mpsc::unbounded_channel();
-        let (grants, extra) = (HashMap::new(), B::SessionExtra::default());
+        let (grants, extra) = (BTreeMap::new(), B::SessionExtra::default());
         self.sessions.borrow_mut().insert(session, Session { ttl, notices: sender, grants, extra });
         Opened { session, notices, lifeline: None }
     }
@@ -122,7 +122,7 @@ impl<B: Backend> ClientState<B> {
         if let Some(session) = self.sessions.borrow_mut().remove(&session) {
             drop(session.notices.send(Notice::SessionEnded(how)));
         }
-        let ended: Vec<_> = self.waits.borrow_mut().extract_if(|(owner, _), _| *owner == session).collect();
+        let ended: Vec<_> = self.waits.borrow_mut().extract_if(.., |(owner, _), _| *owner == session).collect();
         for (_, wait) in ended {
             drop(wait.outcome.send(Err(Failure::SessionEnded)));
         }
@@ -145,7 +145,7 @@ impl<B: Backend> ClientState<B> {
     ) {
         if let Some(session) = self.sessions.borrow_mut().get_mut(&session) {
             let is_missing = |token: &Token, _: &mut _| known.contains(token) && !is_at_store(*token);
-            for (token, _) in session.grants.extract_if(is_missing) {
+            for (token, _) in session.grants.extract_if(.., is_missing) {
                 drop(session.notices.send(Notice::GrantEnded { token, how: forced_unseen::<B>(token) }));
             }
         }
@@ -153,7 +153,7 @@ impl<B: Backend> ClientState<B> {
 
     /// Reports to every session that the store has lost its data, and ends every wait.
     pub(crate) fn data_lost(&self, what: &str, failure: impl Fn() -> Failure) {
-        for (_, session) in self.sessions.borrow_mut().drain() {
+        for (_, session) in self.sessions.take() {
             drop(session.notices.send(Notice::DataLost { what: what.to_owned() }));
         }
         self.fail_waits(failure);
@@ -203,7 +203,7 @@ impl<B: Backend> ClientState<B> {
 
     /// Ends all waits with a failure.
     pub(crate) fn fail_waits(&self, failure: impl Fn() -> Failure) {
-        for (_, wait) in self.waits.borrow_mut().drain() {
+        for (_, wait) in self.waits.take() {
             drop(wait.outcome.send(Err(failure())));
         }
     }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
-use tokio::time::timeout;
 
 use super::ConnectError;
+use crate::time::timeout;
 
 /// Opens a TCP connection.
 pub(crate) async fn connect_tcp(host: &str, port: u16) -> Result<TcpStream, ConnectError> {

@@ -27,7 +27,6 @@ use palisade_core::{
 };
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, spawn_local};
-use tokio::time::{Instant, sleep};
 
 use super::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, LockInfo, Opened, Raised, Released, Unavailable,
@@ -57,6 +56,7 @@ pub use url::{Address, BadUrl, Login, Secret};
 pub(crate) use url::{Url, UrlForm, decoded, is_local};
 
 use reconnector::ConnectionEnd;
+use crate::time::{Instant, sleep};
 
 /// An engine on a store that is reached over a connection.
 pub struct Remote<B: Backend> {

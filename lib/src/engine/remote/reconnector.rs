@@ -6,10 +6,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{Backend, ClientState, ConnectError};
 use crate::engine::Failure;
+use crate::time::{Instant, sleep, timeout_at};
 
 /// The first pause after a broken connection, doubled with each failed attempt. A restarted proxy is back this soon.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
@@ -165,6 +165,14 @@ pub(crate) fn keep_alive_timeout(ttl: Option<Duration>, longest: Duration) -> Du
 /// Returns a random time between half the pause and all of it, so that clients that lost their connections together do not
 /// all reconnect at once.
 pub(crate) fn jittered(pause: Duration) -> Duration {
-    let fraction = RandomState::new().hash_one(()) % 1024;
+    let fraction = random() % 1024;
     pause / 2 + pause * fraction as u32 / 2048
+}
+
+fn random() -> u64 {
+    #[cfg(feature = "_simulation")]
+    if let Some(random) = crate::simulation::random() {
+        return random;
+    }
+    RandomState::new().hash_one(())
 }

@@ -5,11 +5,11 @@ use std::collections::HashSet;
 use std::rc::Rc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use palisade_core::{Acquire, Label, LockName, Refusal, SessionEnd, SessionId, Token, Ttl, Value};
 use redis_protocol::resp3::types::BytesFrame;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep};
 
 use super::Config;
 use super::connection::{CALL_TIMEOUT, Connection, Dialer};
@@ -26,6 +26,7 @@ use crate::engine::remote::{
 use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, WakeUp, Watched,
 };
+use crate::time::{Instant, sleep};
 
 /// The pause before a command is sent again to a service that is not the leader yet.
 const LEADER_PAUSE: Duration = Duration::from_millis(10);
@@ -289,19 +290,27 @@ impl ServiceBackend {
         let mut driver: LocalBoxFuture<'static, ConnectError> =
             Box::pin(async move { probe::drive(&driven, stream, &dialer, node).await });
         let is_logged_in = Cell::new(false);
-        let attaching = async {
+        let mut attaching = Box::pin(async {
             let login = within(login_limit, self.log_in(&connection, is_direct)).await;
             let hello = login.map_err(|error| if error.is_silent() { unanswered(error) } else { error })?;
             is_logged_in.set(true);
             probe::check_cluster(&self.dialer, node, &hello).await?;
             within(limit, self.attach_all(&connection)).await?;
+            connection.attached();
             self.dialer.set_cluster(hello.cluster);
             Ok::<(), ConnectError>(())
-        };
+        });
         tokio::select! {
-            error = &mut driver => return Err(if is_logged_in.get() { error } else { unanswered(error) }),
-            attached = attaching => attached?,
+            biased;
+            error = &mut driver => {
+                // The service may have said why before it closed the connection.
+                let refused = attaching.now_or_never().and_then(Result::err);
+                let refused = refused.filter(|refused| refused.is_permanent() || refused.is_leaderless());
+                return Err(refused.unwrap_or_else(|| if is_logged_in.get() { error } else { unanswered(error) }));
+            }
+            attached = &mut attaching => attached?,
         }
+        drop(attaching);
         Ok(Connected { connection, orphans: Vec::new(), driver })
     }
 

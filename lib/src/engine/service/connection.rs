@@ -16,7 +16,6 @@ use redis_protocol::resp3::types::BytesFrame;
 use rustls::ClientConfig;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::sync::{Notify, oneshot};
-use tokio::time::{Instant, sleep_until, timeout};
 
 use super::ServiceBackend;
 use super::config::{Config, TLS};
@@ -27,6 +26,7 @@ use crate::engine::remote::{
     AcquireReply, Address, ClientState, ConnectError, Peer, Push, RemoteConnection, SecurityError, Tls, WaitKey,
     connect_tcp, encrypt, stream_error,
 };
+use crate::time::{Instant, sleep_until, timeout};
 
 /// A call that takes longer fails, and breaks the connection.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -54,6 +54,8 @@ pub struct Connection {
     overdue: Notify,
     /// The term of the leader that this client has logged in to.
     term: Cell<Option<u64>>,
+    /// Whether the watchers know that they may have missed events before this connection.
+    has_told_missed: Cell<bool>,
 }
 
 struct Inner {
@@ -98,14 +100,19 @@ impl Connection {
             given_up: None,
             error: None,
         };
-        let (wake, overdue, term) = (Notify::new(), Notify::new(), Cell::new(None));
-        Connection { peer, client, inner: RefCell::new(inner), wake, overdue, term }
+        let (wake, overdue, term, has_told_missed) = (Notify::new(), Notify::new(), Cell::new(None), Cell::new(false));
+        Connection { peer, client, inner: RefCell::new(inner), wake, overdue, term, has_told_missed }
     }
 
     /// Notes the term of the leader that answers on this connection, and how long it took to answer.
     pub(super) fn logged_in(&self, term: Option<u64>, round_trip: Duration) {
         self.term.set(term);
         self.inner.borrow_mut().overdue_after = OVERDUE.max(OVERDUE_ROUND_TRIPS * round_trip);
+    }
+
+    /// Notes that all sessions and watches of the client are attached, and its watchers are told that they may have missed events.
+    pub(super) fn attached(&self) {
+        self.has_told_missed.set(true);
     }
 
     pub(super) fn term(&self) -> Option<u64> {
@@ -337,6 +344,10 @@ impl Connection {
             let push = wire::push(data)?;
             if let Some(Push::Event(_)) = push {
                 self.end_closed_watches();
+                // Before the first event of a new connection, watchers must learn that they have missed others.
+                if !self.has_told_missed.replace(true) {
+                    self.client.note_missed_events();
+                }
             }
             push.into_iter().for_each(|push| self.client.handle_push(push));
             return Ok(());
@@ -502,6 +513,12 @@ impl Dialer {
             Some(tls) => Some((tls.name.as_ref().unwrap_or(&address.host), self.load(tls)?)),
             None => None,
         };
+        #[cfg(feature = "_simulation")]
+        if let Some(connecting) = crate::simulation::connect(&address.host, address.port) {
+            let unreached = |error: io::Error| ConnectError::unreachable(&error).because(Arc::new(error));
+            let crate::simulation::Stream { reader, writer } = connecting.await.map_err(unreached)?;
+            return Ok(Stream { reader, writer, is_encrypted: false });
+        }
         let stream = connect_tcp(&address.host, address.port).await?;
         let Some((name, files)) = tls else {
             let (reader, writer) = stream.into_split();

@@ -6,12 +6,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::{join_all, select_ok};
-use tokio::time::sleep;
 
 use super::ServiceBackend;
 use super::connection::{Connection, Dialer, Stream};
 use super::hello::{Hello, hello};
 use crate::engine::remote::{Backend, ConnectError, Peer, jittered, within};
+use crate::time::sleep;
 
 /// How long the other nodes may take to answer.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(1);
@@ -79,6 +79,7 @@ async fn greet(dialer: &Dialer, node: usize) -> Result<Hello, ConnectError> {
     let connection = Connection::new(peer, Rc::default());
     let hello = hello(&connection, dialer.config.login.as_ref())?;
     tokio::select! {
+        biased;
         error = connection.drive(stream) => Err(error),
         reply = hello => reply,
     }

@@ -18,7 +18,7 @@ use crate::access::Verb;
 use crate::net::audit::Audit;
 use crate::net::connection_limit::ConnectionPermit;
 use crate::net::server::{Recipient, Server};
-use crate::node::{ConnectionId, Input, Principal, Refused, RequestContext, RequestId, check_cluster};
+use crate::node::{ConnectionId, Input, Node, Principal, Refused, RequestContext, RequestId, check_cluster};
 use crate::request::{ClusterRequest, Request};
 
 /// No further command is carried out while the client has this many unread bytes.
@@ -428,18 +428,7 @@ impl Connection {
             Some(3) => self.writer.set_version(Version::Three),
             _ => {}
         }
-        let proto = if self.writer.version() == Version::Three { 3 } else { 2 };
-        Reply::Map(vec![
-            ("server", Reply::Text("palisade")),
-            ("version", Reply::Text(env!("CARGO_PKG_VERSION"))),
-            ("proto", Reply::Number(proto)),
-            ("mode", Reply::Text("standalone")),
-            ("role", Reply::Text(if self.server.with_node(|node| node.is_leader()) { "master" } else { "replica" })),
-            ("cluster", Reply::text(format!("{:x}", self.server.with_node(|node| node.cluster())))),
-            ("term", Reply::Number(self.server.with_node(|node| node.term()))),
-            ("relayed", Reply::Number(self.is_relayed.into())),
-            ("nodes", Reply::Number(self.server.with_node(|node| node.membership().members.len() as u64))),
-        ])
+        self.server.with_node(|node| hello_reply(node, self.writer.version(), self.is_relayed))
     }
 
     fn info(&self) -> Reply {
@@ -447,6 +436,21 @@ impl Connection {
         let may_see_counts = principal.user().is_none_or(|user| user.may_somewhere(Verb::Observe));
         Reply::text(info::text(may_see_counts.then(|| self.server.report()).as_ref()))
     }
+}
+
+/// Returns the reply to a HELLO.
+pub(super) fn hello_reply(node: &Node, version: Version, is_relayed: bool) -> Reply {
+    Reply::Map(vec![
+        ("server", Reply::Text("palisade")),
+        ("version", Reply::Text(env!("CARGO_PKG_VERSION"))),
+        ("proto", Reply::Number(if version == Version::Three { 3 } else { 2 })),
+        ("mode", Reply::Text("standalone")),
+        ("role", Reply::Text(if node.is_leader() { "master" } else { "replica" })),
+        ("cluster", Reply::text(format!("{:x}", node.cluster()))),
+        ("term", Reply::Number(node.term())),
+        ("relayed", Reply::Number(is_relayed.into())),
+        ("nodes", Reply::Number(node.membership().members.len() as u64)),
+    ])
 }
 
 /// Returns the usage of the commands whose names have this prefix.

@@ -9,6 +9,8 @@ mod listener;
 mod login;
 pub(super) mod render;
 mod reply;
+mod reply_queue;
+mod simulated;
 mod transport;
 mod writer;
 
@@ -17,6 +19,8 @@ use std::collections::BTreeMap;
 pub use command::{BadRequest, Command};
 pub(crate) use listener::{accept, serve_relayed};
 pub use reply::{Reply, Version};
+#[doc(hidden)]
+pub use simulated::SimulatedConnection;
 pub(super) use writer::ReplyWriter;
 
 /// Counters of RESP connections.

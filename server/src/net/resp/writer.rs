@@ -1,7 +1,6 @@
 //! The replies to one client, in the order of its requests.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,6 +8,7 @@ use std::time::Instant;
 
 use tokio::sync::Notify;
 
+use super::reply_queue::ReplyQueue;
 use super::transport::Transport;
 use super::{Reply, Version};
 use crate::net::audit::Audit;
@@ -31,15 +31,7 @@ struct Inner {
     account: Account,
     /// The unread bytes, if they are more than the client's fair share.
     charge: Charge,
-    version: Version,
-    is_detailed: bool,
-    /// The replies that are not known yet, or wait for an earlier one.
-    answers: VecDeque<Option<Vec<u8>>>,
-    /// Bytes of those that wait for an earlier one.
-    held_back: usize,
-    /// The number of the first of them.
-    first: u64,
-    out: Vec<u8>,
+    replies: ReplyQueue,
     /// Since when the client has read nothing.
     stalled_at: Option<Instant>,
     is_to_be_flushed: bool,
@@ -60,12 +52,7 @@ impl ReplyWriter {
             audit,
             account: account.clone(),
             charge: account.charge(0),
-            version: Version::Two,
-            is_detailed: false,
-            answers: VecDeque::new(),
-            held_back: 0,
-            first: 0,
-            out: Vec::new(),
+            replies: ReplyQueue::default(),
             stalled_at: None,
             is_to_be_flushed: false,
             is_awaited: false,
@@ -107,27 +94,25 @@ impl ReplyWriter {
     }
 
     pub(super) fn version(&self) -> Version {
-        self.inner.borrow().version
+        self.inner.borrow().replies.version
     }
 
     pub(super) fn set_version(&self, version: Version) {
-        self.inner.borrow_mut().version = version;
+        self.inner.borrow_mut().replies.version = version;
     }
 
     /// Returns whether refusals and events have details, for programs.
     pub(in crate::net) fn is_detailed(&self) -> bool {
-        self.inner.borrow().is_detailed
+        self.inner.borrow().replies.is_detailed
     }
 
     pub(super) fn set_detailed(&self, is_detailed: bool) {
-        self.inner.borrow_mut().is_detailed = is_detailed;
+        self.inner.borrow_mut().replies.is_detailed = is_detailed;
     }
 
     /// Reserves the place of the next request's reply, and returns its number.
     pub(super) fn begin(&self) -> u64 {
-        let mut inner = self.inner.borrow_mut();
-        inner.answers.push_back(None);
-        inner.first + inner.answers.len() as u64 - 1
+        self.inner.borrow_mut().replies.begin()
     }
 
     /// Answers a request. Returns whether the caller has to flush this writer.
@@ -136,24 +121,7 @@ impl ReplyWriter {
         if inner.is_closed {
             return false;
         }
-        let Inner { version, answers, held_back, first, out, .. } = &mut *inner;
-        if number == *first {
-            reply.encode(*version, out);
-            answers.pop_front();
-            *first += 1;
-            while let Some(Some(_)) = answers.front() {
-                if let Some(Some(bytes)) = answers.pop_front() {
-                    *held_back -= bytes.len();
-                    out.extend_from_slice(&bytes);
-                    *first += 1;
-                }
-            }
-        } else if let Some(slot) = answers.get_mut(number.wrapping_sub(*first) as usize) {
-            let mut bytes = Vec::new();
-            reply.encode(*version, &mut bytes);
-            *held_back += bytes.len();
-            *slot = Some(bytes);
-        }
+        inner.replies.answer(number, reply);
         self.enforce_limit(&mut inner);
         inner.mark_for_flush()
     }
@@ -161,11 +129,9 @@ impl ReplyWriter {
     /// Sends a push to a client that understands it. Returns whether the caller has to flush this writer.
     pub(in crate::net) fn push(&self, reply: &Reply) -> bool {
         let mut inner = self.inner.borrow_mut();
-        if inner.is_closed || inner.version == Version::Two {
+        if inner.is_closed || !inner.replies.push(reply) {
             return false;
         }
-        let Inner { version, out, .. } = &mut *inner;
-        reply.encode(*version, out);
         self.enforce_limit(&mut inner);
         inner.mark_for_flush()
     }
@@ -181,14 +147,14 @@ impl ReplyWriter {
     }
 
     fn write(&self, inner: &mut Inner) {
-        let before = inner.out.len();
+        let before = inner.replies.out.len();
         let written = loop {
-            if inner.out.is_empty() {
+            if inner.replies.out.is_empty() {
                 break self.transport.try_flush();
             }
-            match self.transport.try_write(&inner.out) {
-                Ok(written) if written == inner.out.len() => inner.out.clear(),
-                Ok(written) => drop(inner.out.drain(..written)),
+            match self.transport.try_write(&inner.replies.out) {
+                Ok(written) if written == inner.replies.out.len() => inner.replies.out.clear(),
+                Ok(written) => drop(inner.replies.out.drain(..written)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break Ok(()),
                 Err(error) => break Err(error),
             }
@@ -199,7 +165,7 @@ impl ReplyWriter {
         inner.charge_unread();
         if !self.has_unsent(inner) {
             inner.stalled_at = None;
-        } else if inner.stalled_at.is_none() || inner.out.len() < before {
+        } else if inner.stalled_at.is_none() || inner.replies.out.len() < before {
             inner.stalled_at = Some(Instant::now());
         }
     }
@@ -210,7 +176,7 @@ impl ReplyWriter {
         if self.is_over(inner) && !inner.is_closed {
             self.write(inner);
             if self.is_over(inner) {
-                inner.audit.does_not_read(inner.unread());
+                inner.audit.does_not_read(inner.replies.unread());
                 inner.close();
                 self.changed.notify_one();
             }
@@ -218,11 +184,11 @@ impl ReplyWriter {
     }
 
     fn is_over(&self, inner: &Inner) -> bool {
-        inner.unread() > self.longest_backlog || inner.account.is_over(inner.unread())
+        inner.replies.unread() > self.longest_backlog || inner.account.is_over(inner.replies.unread())
     }
 
     fn has_unsent(&self, inner: &Inner) -> bool {
-        !inner.out.is_empty() || self.transport.has_unsent()
+        !inner.replies.out.is_empty() || self.transport.has_unsent()
     }
 
     pub(super) fn has_unsent_bytes(&self) -> bool {
@@ -247,39 +213,30 @@ impl ReplyWriter {
 
     /// Returns the number of requests whose replies cannot be sent yet.
     pub(super) fn unanswered(&self) -> usize {
-        self.inner.borrow().answers.len()
+        self.inner.borrow().replies.unanswered()
     }
 
     /// Returns whether the reply to this request is known.
     pub(super) fn is_answered(&self, number: u64) -> bool {
-        let inner = self.inner.borrow();
-        number < inner.first || inner.answers.get((number - inner.first) as usize).is_some_and(Option::is_some)
+        self.inner.borrow().replies.is_answered(number)
     }
 
     /// Returns the number of unsent bytes.
     pub(super) fn unread(&self) -> usize {
-        self.inner.borrow().unread()
+        self.inner.borrow().replies.unread()
     }
 }
 
 impl Inner {
-    fn unread(&self) -> usize {
-        self.out.len() + self.held_back
-    }
-
     /// Charges the unread bytes to the client's account. A fair share is not charged.
     fn charge_unread(&mut self) {
-        let unread = self.unread();
+        let unread = self.replies.unread();
         self.charge.set(if unread > self.account.fair() { unread } else { 0 });
     }
 
     fn close(&mut self) {
         self.is_closed = true;
-        self.out = Vec::new();
-        for answer in self.answers.iter_mut().filter(|answer| answer.is_some()) {
-            *answer = Some(Vec::new());
-        }
-        self.held_back = 0;
+        self.replies.clear();
         self.charge.set(0);
     }
 

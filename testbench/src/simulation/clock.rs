@@ -1,0 +1,43 @@
+//! Clocks that run at different rates, and stop while their host is suspended.
+
+use std::time::Duration;
+
+/// The monotonic clock of a host.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Clock {
+    /// When its rate was set, in the time of the world, and what it showed then.
+    set_at: Duration,
+    shown: Duration,
+    /// How much faster than the world it runs, in millionths. `None` while it stands still.
+    rate: Option<i64>,
+}
+
+impl Clock {
+    /// Starts at zero.
+    pub(super) fn start(now: Duration, rate: i64) -> Clock {
+        Clock { set_at: now, shown: Duration::ZERO, rate: Some(rate) }
+    }
+
+    /// Returns what it shows.
+    pub(super) fn read(&self, now: Duration) -> Duration {
+        let Some(rate) = self.rate else { return self.shown };
+        let passed = now.saturating_sub(self.set_at).as_nanos() as i128;
+        self.shown + Duration::from_nanos((passed + passed * i128::from(rate) / 1_000_000) as u64)
+    }
+
+    /// Returns when it will show this; `None` if it stands still.
+    pub(super) fn when(&self, shows: Duration) -> Option<Duration> {
+        let left = shows.saturating_sub(self.shown).as_nanos() as i128;
+        let passed = left * 1_000_000 / (1_000_000 + i128::from(self.rate?)) + 1_000;
+        Some(self.set_at + Duration::from_nanos(passed as u64))
+    }
+
+    /// Changes its rate, or stops it.
+    pub(super) fn set_rate(&mut self, now: Duration, rate: Option<i64>) {
+        *self = Clock { set_at: now, shown: self.read(now), rate };
+    }
+
+    pub(super) fn rate(&self) -> Option<i64> {
+        self.rate
+    }
+}

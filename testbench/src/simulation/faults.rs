@@ -1,0 +1,563 @@
+//! Everything that goes wrong, and what operators do.
+
+use std::time::Duration;
+
+use palisade_server::storage::{Membership, Watermark, write_watermark};
+
+use super::host::{Host, member};
+use super::world::{Happening, TAME, World};
+use crate::faulty_disk::Fault;
+
+impl World {
+    pub(super) fn plan_fault(&mut self) {
+        let delay = self.plan.fault_every / 10 + self.random_time(2 * self.plan.fault_every);
+        self.plan_in(delay, Happening::Fault);
+    }
+
+    /// Something goes wrong, or an operator does something.
+    pub(super) fn inject_fault(&mut self) {
+        if self.faults >= self.plan.faults {
+            return;
+        }
+        self.faults += 1;
+        let host = self.dice.roll(self.hosts.len());
+        let client = self.dice.roll(self.clients.len());
+        match self.dice.roll(40) {
+            0 | 1 => self.kill_host(host, "fault: node killed"),
+            2 => {
+                if let Some(leader) = self.leader() {
+                    self.kill_host(leader, "fault: leader killed");
+                }
+            }
+            3 | 4 => self.cut_power(host, "fault: power cut"),
+            5 => self.plan_power_cut(host),
+            6 => {
+                for host in 0..self.hosts.len() {
+                    self.cut_power(host, "fault: power cut of all nodes");
+                }
+            }
+            7 => {
+                // What a follower has not written is lost with the leader.
+                for other in (0..self.hosts.len()).filter(|other| *other != host) {
+                    self.cut_power(other, "fault: power cut");
+                }
+            }
+            8 | 9 => {
+                let longest = 4 * self.plan.ttl;
+                self.pause_host(host, longest, "fault: node paused for several TTLs");
+            }
+            10 => self.pause_host(host, Duration::from_millis(800), "fault: node paused briefly"),
+            11 => self.suspend_host(host),
+            12 | 13 => self.cut_off(host),
+            14 => self.cut_one_way(host),
+            15 => self.cut_ring(),
+            16 => self.flap(host),
+            17 | 18 => self.cut_client(client, host),
+            19 => self.break_connections(),
+            20 => {
+                self.count("fault: disk slow");
+                self.hosts[host].slow_until = self.now + self.random_time(Duration::from_secs(8));
+            }
+            21 => self.fill_disk(host),
+            22 => {
+                if self.hosts[host].running.is_some() {
+                    self.count("fault: flush failed");
+                    let operations = self.dice.roll(6);
+                    self.hosts[host].disk.fail_after(operations, Fault::FailedFlush);
+                }
+            }
+            23 => self.damage(host, false),
+            24 => self.damage(host, true),
+            25 => self.lose_disk(host),
+            26 => self.back_up(host),
+            27 => self.change_rate_of_host(host),
+            28 | 29 => self.change_rate_of_client(client),
+            30 => {
+                if self.clients[client].process.is_some() {
+                    self.count("fault: client killed");
+                    self.kill_client(client);
+                    let after = self.random_time(Duration::from_secs(5));
+                    self.plan_in(after, Happening::StartClient { client });
+                }
+            }
+            31 | 32 => self.pause_client(client, false),
+            33 => self.pause_client(client, true),
+            34 | 35 => self.add_member(host),
+            36 => self.remove_member(host),
+            37 => self.transfer(host),
+            _ => self.administer(),
+        }
+    }
+
+    // Machines that stop.
+
+    fn plan_restart(&mut self, host: usize) {
+        let longest = if self.dice.roll(4) == 0 { 4 * self.plan.ttl } else { Duration::from_secs(1) };
+        let after = Duration::from_millis(20) + self.random_time(longest);
+        self.plan_in(after, Happening::Restart { host });
+    }
+
+    fn kill_host(&mut self, host: usize, what: &'static str) {
+        if self.hosts[host].running.is_none() {
+            return;
+        }
+        self.count(what);
+        self.note(format_args!("node {} is killed", self.hosts[host].id));
+        self.stop_host(host);
+        self.plan_restart(host);
+    }
+
+    fn cut_power(&mut self, host: usize, what: &'static str) {
+        if self.hosts[host].running.is_none() {
+            return;
+        }
+        self.count(what);
+        let is_writing = self.hosts[host].running.as_ref().is_some_and(|running| !running.writes.is_empty());
+        if is_writing && self.dice.roll(2) == 0 {
+            // In the middle of a write.
+            let operations = self.dice.roll(3);
+            let machine = &mut self.hosts[host];
+            machine.disk.fail_after(operations, Fault::PowerCut);
+            if let Some(running) = &mut machine.running
+                && let Some((_, write)) = running.writes.front()
+            {
+                drop(running.store.append(write));
+            }
+        }
+        self.lose_power(host);
+    }
+
+    /// The power fails now.
+    fn lose_power(&mut self, host: usize) {
+        self.note(format_args!("power cut at node {}", self.hosts[host].id));
+        self.hosts[host].disk = self.hosts[host].disk.after_power_cut(&mut self.dice);
+        self.stop_host(host);
+        self.plan_restart(host);
+    }
+
+    /// The power fails after the next few operations of the disk.
+    fn plan_power_cut(&mut self, host: usize) {
+        if self.hosts[host].running.is_some() {
+            self.count("fault: power cut within a disk operation");
+            let operations = self.dice.roll(12);
+            self.hosts[host].disk.fail_after(operations, Fault::PowerCut);
+        }
+    }
+
+    /// A write or a flush of a node has failed: the process ends.
+    pub(super) fn disk_failed(&mut self, host: usize) {
+        self.note(format_args!("the disk of node {} fails", self.hosts[host].id));
+        if self.hosts[host].disk.is_full() {
+            self.stop_host(host);
+            self.plan_restart(host);
+        } else {
+            // After a failed flush it is unknown what is on the disk.
+            self.lose_power(host);
+        }
+    }
+
+    fn fill_disk(&mut self, host: usize) {
+        if self.hosts[host].running.is_some() {
+            self.count("fault: disk full");
+            self.hosts[host].disk.fail_after(0, Fault::Full);
+            let until = self.random_time(Duration::from_secs(6));
+            self.plan_in(until, Happening::MendDisk { host });
+        }
+    }
+
+    fn pause_host(&mut self, host: usize, longest: Duration, what: &'static str) {
+        if self.hosts[host].is_up() {
+            self.count(what);
+            self.note(format_args!("node {} is paused", self.hosts[host].id));
+            self.hosts[host].is_paused = true;
+            let (until, start) = (self.random_time(longest), self.hosts[host].starts);
+            self.plan_in(until, Happening::ResumeHost { host, start });
+        }
+    }
+
+    /// The machine sleeps: its clock stops, too.
+    fn suspend_host(&mut self, host: usize) {
+        if self.hosts[host].is_up() {
+            let now = self.now;
+            self.hosts[host].clock.set_rate(now, None);
+            self.pause_host(host, 4 * self.plan.ttl, "fault: node suspended");
+        }
+    }
+
+    pub(super) fn resume_host(&mut self, host: usize, start: u64) {
+        let machine = &mut self.hosts[host];
+        if machine.starts != start || !machine.is_paused {
+            return;
+        }
+        machine.is_paused = false;
+        if machine.clock.rate().is_none() {
+            machine.clock.set_rate(self.now, Some(0));
+        }
+        let id = machine.id;
+        let inbox = std::mem::take(&mut machine.inbox);
+        if let Some(running) = &mut machine.running {
+            running.tick_at = None;
+        }
+        self.note(format_args!("node {id} goes on"));
+        for arrival in inbox {
+            self.arrive(host, arrival);
+        }
+        self.settle(host);
+    }
+
+    // Networks.
+
+    fn cut_links(&mut self, cut: Vec<(u64, u64)>) {
+        self.note(format_args!("cut: {cut:?}"));
+        self.cut.extend(&cut);
+        let longest = if self.dice.roll(3) == 0 { 4 * self.plan.ttl } else { Duration::from_secs(2) };
+        let until = self.random_time(longest);
+        self.plan_in(until, Happening::Mend { cut });
+    }
+
+    fn both_ways(&self, host: usize) -> Vec<(u64, u64)> {
+        let id = self.hosts[host].id;
+        self.hosts.iter().flat_map(|other| [(id, other.id), (other.id, id)]).filter(|(a, b)| a != b).collect()
+    }
+
+    pub(super) fn cut_off(&mut self, host: usize) {
+        if self.hosts.len() > 1 {
+            self.count("fault: node cut off");
+            let cut = self.both_ways(host);
+            self.cut_links(cut);
+        }
+    }
+
+    fn cut_one_way(&mut self, host: usize) {
+        let other = self.dice.roll(self.hosts.len());
+        if other != host {
+            self.count("fault: link cut in one direction");
+            let cut = vec![(self.hosts[host].id, self.hosts[other].id)];
+            self.cut_links(cut);
+        }
+    }
+
+    /// Each node reaches only its neighbours.
+    fn cut_ring(&mut self) {
+        let ids: Vec<_> = self.hosts.iter().map(|machine| machine.id).collect();
+        if ids.len() < 4 {
+            return;
+        }
+        self.count("fault: ring of links");
+        let is_neighbour = |a: usize, b: usize| (a + 1) % ids.len() == b || (b + 1) % ids.len() == a || a == b;
+        let pairs = (0..ids.len()).flat_map(|a| (0..ids.len()).map(move |b| (a, b)));
+        let cut = pairs.filter(|(a, b)| !is_neighbour(*a, *b)).map(|(a, b)| (ids[a], ids[b])).collect();
+        self.cut_links(cut);
+    }
+
+    /// The links of a node are cut and mended a few times.
+    fn flap(&mut self, host: usize) {
+        if self.hosts.len() > 1 {
+            self.count("fault: flapping link");
+            let cut = self.both_ways(host);
+            self.cut.extend(&cut);
+            for times in 1..=4 {
+                let at = Duration::from_millis(times * 150) + self.random_time(Duration::from_millis(100));
+                self.plan_in(at, Happening::Mend { cut: cut.clone() });
+            }
+        }
+    }
+
+    fn cut_client(&mut self, client: usize, host: usize) {
+        self.count("fault: client cut off from a node");
+        let hosts: Vec<_> = if self.dice.roll(2) == 0 { (0..self.hosts.len()).collect() } else { vec![host] };
+        let until = self.random_time(3 * self.plan.ttl);
+        for host in hosts {
+            self.client_cut.insert((client, host));
+            self.plan_in(until, Happening::MendClient { client, host });
+        }
+    }
+
+    fn break_connections(&mut self) {
+        let all: Vec<_> = self.connections.keys().copied().collect();
+        for connection in all {
+            if self.dice.roll(3) == 0 {
+                self.count("fault: connection reset");
+                self.break_connection(connection);
+            }
+        }
+    }
+
+    // Clocks.
+
+    fn rate(&mut self, most: i64) -> i64 {
+        self.dice.roll(2 * most as usize) as i64 - most
+    }
+
+    fn change_rate_of_host(&mut self, host: usize) {
+        if self.hosts[host].is_up() && self.hosts[host].clock.rate().is_some() {
+            self.count("fault: clock of a node at another rate");
+            // Once a clock is far off, nobody can promise that a holder is told in time. The fence still holds.
+            let most = if self.dice.roll(6) == 0 { 50_000 } else { TAME };
+            let (rate, now) = (self.rate(most), self.now);
+            self.are_nodes_tame &= rate.abs() <= TAME;
+            self.hosts[host].clock.set_rate(now, Some(rate));
+            if let Some(running) = &mut self.hosts[host].running {
+                running.tick_at = None;
+            }
+            self.settle(host);
+        }
+    }
+
+    fn change_rate_of_client(&mut self, client: usize) {
+        let it = &self.clients[client];
+        if it.process.is_some() && !it.is_paused && it.clock.rate().is_some() {
+            let is_far_off = self.dice.roll(3) == 0;
+            self.count(match is_far_off {
+                true => "fault: clock of a client far off",
+                false => "fault: clock of a client at another rate",
+            });
+            let (rate, now) = (self.rate(if is_far_off { 100_000 } else { TAME }), self.now);
+            self.clients[client].clock.set_rate(now, Some(rate));
+            self.run_client(client);
+        }
+    }
+
+    // Clients.
+
+    fn pause_client(&mut self, client: usize, is_suspended: bool) {
+        let it = &mut self.clients[client];
+        if it.process.is_none() || it.is_paused {
+            return;
+        }
+        it.is_paused = true;
+        if is_suspended {
+            it.clock.set_rate(self.now, None);
+        }
+        let life = it.life;
+        self.note(format_args!("client {client} is {}", if is_suspended { "suspended" } else { "paused" }));
+        self.count(if is_suspended { "fault: client suspended" } else { "fault: client paused" });
+        let until = self.random_time(4 * self.plan.ttl);
+        self.suspended_at.insert(client, self.now);
+        self.plan_in(until, Happening::ResumeClient { client, life });
+    }
+
+    pub(super) fn resume_client(&mut self, client: usize, life: u64) {
+        let it = &mut self.clients[client];
+        if it.life != life || !it.is_paused || it.process.is_none() {
+            return;
+        }
+        it.is_paused = false;
+        let since = self.suspended_at.remove(&client).unwrap_or(self.now);
+        if it.clock.rate().is_none() {
+            it.suspended += self.now - since;
+            it.clock.set_rate(self.now, Some(0));
+        }
+        self.note(format_args!("client {client} goes on"));
+        self.run_client(client);
+    }
+
+    // Operators.
+
+    pub(super) fn leader(&self) -> Option<usize> {
+        (0..self.hosts.len()).find(|host| self.hosts[*host].is_up() && self.hosts[*host].leads())
+    }
+
+    /// The members as the leader knows them.
+    pub(super) fn members(&self) -> Option<(usize, Membership)> {
+        let leader = self.leader()?;
+        Some((leader, self.hosts[leader].running.as_ref()?.node.membership().clone()))
+    }
+
+    fn transfer(&mut self, to: usize) {
+        let Some(leader) = self.leader() else { return };
+        let to = member(self.hosts[to].id).name;
+        let Some(running) = &mut self.hosts[leader].running else { return };
+        if running.node.transfer(Some(&to)).is_ok() {
+            self.count("operator: leader transferred");
+            self.note(format_args!("{to} is to lead"));
+        }
+        self.settle(leader);
+    }
+
+    /// Adds the next machine that is no member, with an empty disk and a new number.
+    fn add_member(&mut self, from: usize) {
+        let Some((leader, membership)) = self.members() else { return };
+        let machines = self.hosts.len();
+        let is_spare = |host: &usize| !membership.members.contains_key(&self.hosts[*host].id);
+        let Some(host) = (0..machines).map(|next| (from + next) % machines).find(is_spare) else { return };
+        if self.plan.nodes + self.plan.spares == 1 {
+            return;
+        }
+        self.empty(host);
+        let id = self.hosts[host].id;
+        let Some(leading) = &mut self.hosts[leader].running else { return };
+        if leading.node.add_member(id, member(id)).is_ok() {
+            self.note(format_args!("node {id} is added"));
+            self.count("operator: member added");
+            // As a node does before it takes part.
+            if write_watermark(&self.hosts[host].disk, Watermark::default()).is_ok() {
+                self.start_host(host);
+            }
+        }
+        self.settle(leader);
+    }
+
+    fn remove_member(&mut self, from: usize) {
+        let Some((leader, membership)) = self.members() else { return };
+        // Without a member whose disk was lost, the others may be needed. The leader notices only after a while that it is gone.
+        if membership.members.len() < 3 || membership.members.keys().any(|id| !self.is_whole(*id)) {
+            return;
+        }
+        let machines = self.hosts.len();
+        let ids = (0..machines).map(|next| self.hosts[(from + next) % machines].id);
+        let Some(id) = ids.into_iter().find(|id| membership.members.contains_key(id)) else { return };
+        if self.host_of(id) == Some(leader) {
+            self.count("path: leader removed");
+        }
+        self.remove(leader, &member(id).name);
+    }
+
+    fn remove(&mut self, leader: usize, name: &str) {
+        let Some(leading) = &mut self.hosts[leader].running else { return };
+        if leading.node.remove_member(name).is_ok() {
+            self.note(format_args!("{name} is removed"));
+            self.count("operator: member removed");
+        }
+        self.settle(leader);
+    }
+
+    /// Whether a member has a disk that can be used.
+    fn is_whole(&self, id: u64) -> bool {
+        self.host_of(id).is_some_and(|host| !self.hosts[host].needs_replacement && !self.hosts[host].is_damaged)
+    }
+
+    /// Whether the cluster can do without this machine's disk: all other members have everything, and know who votes.
+    fn is_dispensable(&self, host: usize) -> bool {
+        let Some((leader, membership)) = self.members() else { return false };
+        let Some(leading) = &self.hosts[leader].running else { return false };
+        let report = leading.node.cluster_report();
+        let is_changing =
+            report.applied < report.last_index || !membership.learners.is_empty() || membership.is_joint();
+        let has_all = |id: &u64| {
+            self.host_of(*id).is_some_and(|other| {
+                let machine = &self.hosts[other];
+                machine.running.as_ref().is_some_and(|running| {
+                    let other = running.node.cluster_report();
+                    machine.is_up()
+                        && running.writes.is_empty()
+                        && other.term == report.term
+                        && other.last_index == report.last_index
+                        && other.applied == report.applied
+                        && other.membership == membership
+                })
+            })
+        };
+        leader != host
+            && !is_changing
+            && membership.voters.len() > 2
+            && membership.voters.contains(&self.hosts[host].id)
+            && membership.members.keys().all(|id| self.is_whole(*id))
+            && membership.members.keys().all(has_all)
+    }
+
+    /// Replaces the disk of a machine. The number of its member never comes back.
+    fn lose_disk(&mut self, host: usize) {
+        if self.is_dispensable(host) {
+            self.count("fault: disk lost");
+            self.note(format_args!("node {} loses its disk", self.hosts[host].id));
+            self.empty(host);
+        }
+    }
+
+    /// Keeps a copy of a node's disk.
+    fn back_up(&mut self, host: usize) {
+        if self.hosts[host].is_up() && !self.hosts[host].is_damaged {
+            self.count("operator: backup taken");
+            self.hosts[host].backup = Some(self.hosts[host].disk.after_power_cut(&mut self.dice));
+        }
+    }
+
+    /// Damages a disk while its node is down: a bit flips, or a careless operator copies an older state over it.
+    fn damage(&mut self, host: usize, is_older_copy: bool) {
+        if !self.is_dispensable(host) {
+            return;
+        }
+        let damaged = match is_older_copy {
+            true => self.hosts[host].backup.clone().map(|backup| (backup, "the older copy".to_owned(), 0)),
+            false => self.hosts[host].disk.with_flipped_bit(&mut self.dice),
+        };
+        let Some((disk, name, at)) = damaged else { return };
+        self.count(if is_older_copy { "fault: older copy of a disk" } else { "fault: bit flipped" });
+        self.note(format_args!("node {} is stopped, and its disk damaged: {name} at {at}", self.hosts[host].id));
+        self.stop_host(host);
+        self.hosts[host].disk = disk;
+        self.hosts[host].is_damaged = true;
+        self.hosts[host].backup = None;
+        self.hosts[host].last_written = 0;
+        self.start_host(host);
+    }
+
+    /// Gives a machine an empty disk and a new number.
+    fn empty(&mut self, host: usize) {
+        self.disconnect_all(host, true);
+        self.last_member += 1;
+        // What is planned for its earlier starts must not reach it.
+        let starts = self.hosts[host].starts;
+        self.hosts[host] = Host { starts, ..Host::new(self.last_member) };
+    }
+
+    /// Removes members whose disks were lost, and adds machines again whose disks were damaged.
+    pub(super) fn administer(&mut self) {
+        let Some((leader, membership)) = self.members() else { return };
+        for (id, lost) in &membership.members {
+            match self.host_of(*id) {
+                None => return self.remove(leader, &lost.name),
+                Some(host) if self.hosts[host].needs_replacement => {
+                    self.count("path: node that lost its log is replaced");
+                    return self.remove(leader, &lost.name);
+                }
+                // It has caught up, and has everything that it had promised.
+                Some(host) if self.hosts[host].is_damaged && self.has_caught_up(host, leader) => {
+                    self.hosts[host].is_damaged = false;
+                }
+                Some(_) => {}
+            }
+        }
+        let missing = self.plan.nodes.saturating_sub(membership.members.len());
+        let is_changing = membership.is_joint() || !membership.learners.is_empty();
+        if missing > 0 && !is_changing {
+            self.add_member(0);
+        }
+    }
+
+    fn has_caught_up(&self, host: usize, leader: usize) -> bool {
+        let follower = self.hosts[host].running.as_ref().map(|running| running.node.cluster_report());
+        let leading = self.hosts[leader].running.as_ref().map(|running| running.node.cluster_report());
+        match (follower, leading) {
+            (Some(follower), Some(leading)) => {
+                follower.applied == leading.last_index && follower.term == leading.term && leading.applied > 0
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends all faults.
+    pub(super) fn heal(&mut self) {
+        self.note(format_args!("the faults are over"));
+        self.is_calm.set(true);
+        self.cut.clear();
+        self.client_cut.clear();
+        for host in 0..self.hosts.len() {
+            self.hosts[host].disk.mend();
+            self.hosts[host].slow_until = Duration::ZERO;
+            let start = self.hosts[host].starts;
+            self.resume_host(host, start);
+            // An old build knows no changes of the members, and is upgraded.
+            if self.hosts[host].log_version == super::host::OLD_LOG && self.hosts[host].running.is_some() {
+                self.stop_host(host);
+            }
+            self.plan_in(Duration::ZERO, Happening::Restart { host });
+        }
+        for client in 0..self.clients.len() {
+            let life = self.clients[client].life;
+            self.resume_client(client, life);
+            self.plan_in(Duration::ZERO, Happening::StartClient { client });
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! A machine with a node of the service on it: its disk, its clock, and the writes that are on their way.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use palisade_server::node::{ConnectionId, Input, Node, NodeConfig, Principal, Protocol, RequestContext, Seeds};
+use palisade_server::replica::{Compaction, PeerMessage};
+use palisade_server::resp::SimulatedConnection;
+use palisade_server::storage::{Identity, Member, Membership, Snapshot, Stage, Store, Write};
+
+use super::clock::Clock;
+use crate::faulty_disk::FaultyDisk;
+
+/// Small, so that snapshots are made and sent in every run.
+const COMPACT_AFTER: usize = 4_000;
+/// The size of the log's files.
+const SEGMENT: usize = 4096;
+/// The version of the log that knows changes of the members, and the one before.
+pub(super) const NEW_LOG: u16 = 2;
+pub(super) const OLD_LOG: u16 = 1;
+
+/// A machine.
+pub(super) struct Host {
+    /// The number of its member. It gets another one with another disk.
+    pub(super) id: u64,
+    pub(super) disk: FaultyDisk,
+    pub(super) running: Option<Running>,
+    pub(super) clock: Clock,
+    pub(super) is_paused: bool,
+    /// What came while it was paused.
+    pub(super) inbox: Vec<Arrival>,
+    /// Its disk is slow until then.
+    pub(super) slow_until: Duration,
+    /// How often it was started.
+    pub(super) starts: u64,
+    /// Whether it has taken part in the cluster with this disk.
+    pub(super) has_begun: bool,
+    /// An older copy of its disk.
+    pub(super) backup: Option<FaultyDisk>,
+    /// Its disk was damaged: it may refuse to start, or find out that its log was cut.
+    pub(super) is_damaged: bool,
+    /// It must be removed, and come back as another member.
+    pub(super) needs_replacement: bool,
+    /// The version of the log that its build understands.
+    pub(super) log_version: u16,
+    /// The last entry that was written before it stopped.
+    pub(super) last_written: u64,
+}
+
+/// What comes to a machine from outside.
+pub(super) enum Arrival {
+    Input(Input),
+    /// Bytes of a client.
+    Bytes(u64, Vec<u8>),
+    /// A client has closed its connection.
+    Closed(u64),
+    /// A snapshot of another member, to be written first.
+    Snapshot(PeerMessage, Box<Snapshot>),
+}
+
+/// A node that runs.
+pub(super) struct Running {
+    pub(super) store: Store<FaultyDisk>,
+    pub(super) node: Node,
+    pub(super) writes: VecDeque<(u64, Write)>,
+    pub(super) is_writing: bool,
+    pub(super) compaction: Option<Compaction>,
+    pub(super) connections: BTreeMap<u64, SimulatedConnection>,
+    /// Entries that it has and has not applied.
+    pub(super) records: BTreeMap<u64, (u64, Bytes)>,
+    /// The last entry that it has applied, as far as the judge knows.
+    pub(super) applied: u64,
+    /// When its next tick is planned.
+    pub(super) tick_at: Option<Duration>,
+    /// The term in which it leads.
+    pub(super) leads_in: Option<u64>,
+}
+
+pub(super) fn member(id: u64) -> Member {
+    Member::new(format!("node{id}"), format!("node{id}:7422"))
+}
+
+pub(super) fn founded_by(founders: usize) -> Membership {
+    Membership::founded_by((1..=founders as u64).map(|id| (id, member(id))).collect())
+}
+
+impl Host {
+    pub(super) fn new(id: u64) -> Host {
+        Host {
+            id,
+            disk: FaultyDisk::default(),
+            running: None,
+            clock: Clock::start(Duration::ZERO, 0),
+            is_paused: false,
+            inbox: Vec::new(),
+            slow_until: Duration::ZERO,
+            starts: 0,
+            has_begun: false,
+            backup: None,
+            is_damaged: false,
+            needs_replacement: false,
+            log_version: NEW_LOG,
+            last_written: 0,
+        }
+    }
+
+    /// Starts its node. Returns whether its log is shorter than what was written; fails if the disk cannot be used.
+    pub(super) fn start(&mut self, now: Duration, founders: usize, rate: i64) -> Result<bool, String> {
+        let (store, found) =
+            Store::open_with(self.disk.clone(), None, SEGMENT).map_err(|error| error.to_string())?;
+        self.starts += 1;
+        self.has_begun = true;
+        let config = NodeConfig {
+            wait_ms: 3_600_000,
+            watches: 100,
+            sessions_per_user: 1_000,
+            waiters: 10_000,
+            waiters_per_user: 10_000,
+            compact_after: COMPACT_AFTER,
+            ..NodeConfig::default()
+        };
+        let identity = Identity {
+            cluster: 1,
+            member: self.id,
+            node: None,
+            founders: founded_by(founders),
+            contacts: BTreeMap::new(),
+            stage: Stage::Member,
+        };
+        let seeds = Seeds { hash_key: 7, session_ids: self.starts << 8 | self.id };
+        let node = Node::new(config, &identity, &found, seeds, None).map_err(|error| error.to_string())?;
+        let records = found.records.iter().map(|record| {
+            // Membership changes apply no command.
+            let data = if record.is_membership { Bytes::new() } else { record.data.clone() };
+            (record.index, (record.term, data))
+        });
+        let is_cut = found.last_index() < self.last_written;
+        let running = Running {
+            store,
+            applied: node.applied_index(),
+            node,
+            writes: VecDeque::new(),
+            is_writing: false,
+            compaction: None,
+            connections: BTreeMap::new(),
+            records: records.collect(),
+            tick_at: None,
+            leads_in: None,
+        };
+        self.clock = Clock::start(now, rate);
+        self.running = Some(running);
+        self.is_paused = false;
+        Ok(is_cut)
+    }
+
+    /// Whether it answers.
+    pub(super) fn is_up(&self) -> bool {
+        self.running.is_some() && !self.is_paused
+    }
+
+    pub(super) fn leads(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.node.is_leader())
+    }
+}
+
+impl Running {
+    /// Notes the entries of a write. Returns whether they replace others.
+    pub(super) fn note_records(&mut self, write: &Write) -> bool {
+        let Some(first) = write.records.first() else { return false };
+        let is_replaced = self.records.split_off(&first.index).values().any(|(term, _)| *term < first.term);
+        for record in &write.records {
+            let data = if record.is_membership { Bytes::new() } else { record.data.clone() };
+            self.records.insert(record.index, (record.term, data));
+        }
+        is_replaced
+    }
+
+    /// Begins a connection of a client.
+    pub(super) fn connect(&mut self, now: Duration, connection: u64, client: usize, is_relayed: bool) {
+        let context = RequestContext {
+            principal: Principal::Anyone,
+            protocol: Protocol::Resp,
+            peer: Arc::from(format!("client-{client}")),
+            address: [127, 0, 0, 1].into(),
+        };
+        let id = ConnectionId(connection);
+        self.node.step(now, Input::Connected { connection: id, context });
+        self.connections.insert(connection, SimulatedConnection::new(id, is_relayed));
+    }
+}

@@ -1,0 +1,71 @@
+//! What a world is like: everything that a seed decides before the world begins, and that a search for a smaller failure changes.
+
+use std::time::Duration;
+
+use crate::faulty_disk::Dice;
+
+/// The plan of a simulation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Everything else follows from it.
+    pub seed: u64,
+    /// The nodes that found the cluster.
+    pub nodes: usize,
+    /// Machines that can be added.
+    pub spares: usize,
+    /// The clients.
+    pub clients: usize,
+    /// How long faults are injected.
+    pub duration: Duration,
+    /// The TTL of the clients' sessions.
+    pub ttl: Duration,
+    /// The longest pause of a client between two operations.
+    pub think: Duration,
+    /// The longest time that a message usually takes, in microseconds.
+    pub latency_us: usize,
+    /// At most so many faults are injected.
+    pub faults: usize,
+    /// The usual time between two faults.
+    pub fault_every: Duration,
+}
+
+impl Plan {
+    /// The plan of a seed.
+    pub fn of_seed(seed: u64) -> Plan {
+        // Not the dice of the world, which begin with the same seed.
+        let mut dice = Dice::new(seed ^ 0x5eed_5eed);
+        let (nodes, spares) = [(1, 0), (1, 2), (3, 0), (3, 0), (3, 2), (3, 2), (3, 1), (5, 0), (5, 2)][dice.roll(9)];
+        let clients = [1, 2, 3, 4, 5, 6, 8, 10, 15, 50][dice.roll(10)];
+        let ttl = Duration::from_millis([1_000, 2_000, 3_000, 5_000, 10_000][dice.roll(5)]);
+        let think = Duration::from_millis([200, 1_000, 3_000, 10_000][dice.roll(4)]);
+        Plan {
+            seed,
+            nodes,
+            spares,
+            clients,
+            duration: Duration::from_secs(20 + dice.roll(100) as u64),
+            ttl,
+            // Many clients are many operations.
+            think: if clients > 15 { think * 10 } else { think },
+            latency_us: [500, 2_000, 10_000, 40_000][dice.roll(4)],
+            faults: usize::MAX,
+            fault_every: Duration::from_millis([300, 1_000, 3_000, 10_000][dice.roll(4)]),
+        }
+    }
+
+    /// Three nodes and ten clients, without faults: to measure the speed.
+    pub fn for_speed(seed: u64) -> Plan {
+        Plan {
+            nodes: 3,
+            spares: 0,
+            clients: 10,
+            duration: Duration::from_secs(600),
+            ttl: Duration::from_secs(10),
+            think: Duration::from_secs(3),
+            latency_us: 2_000,
+            faults: usize::MAX,
+            fault_every: Duration::from_secs(3),
+            ..Plan::of_seed(seed)
+        }
+    }
+}
