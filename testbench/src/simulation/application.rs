@@ -301,11 +301,26 @@ async fn hold<G: Deref<Target = Guard> + From<Guard> + 'static>(
     let Some(guard) = acquire(shared, request, names, wait, is_exclusive).await else { return };
     let token = guard.token().ok();
     let longest = if shared.roll(6) == 0 { 3 * shared.ttl } else { Duration::from_millis(800) };
-    match select(pin!(sleep(shared.random_time(longest))), pin!(guard.lost())).await {
+    let time = shared.random_time(longest);
+    match select(pin!(sleep(time)), pin!(until_lost(shared, &guard))).await {
         Either::Left(_) => {}
         Either::Right((loss, _)) => shared.note(format_args!("has lost {token:?}: {loss}")),
     }
     release(shared, token, guard).await;
+}
+
+/// Waits until a lock is lost.
+async fn until_lost(shared: &Shared, guard: &Guard) -> Loss {
+    loop {
+        if let Standing::Lost(loss) = guard.jeopardy().await {
+            return loss;
+        }
+        let seen = guard.safe_until();
+        match select(pin!(guard.renewed(seen)), pin!(guard.lost())).await {
+            Either::Left(_) => shared.count("path: jeopardy ended by a keep-alive"),
+            Either::Right((loss, _)) => return loss,
+        }
+    }
 }
 
 /// Increments a counter under its lock: seals it, and then reads and writes it a few times. Returns whether that went well.
@@ -420,8 +435,9 @@ async fn watch(shared: Rc<Shared>, palisade: Palisade) {
                 shared.record.borrow_mut().check(seen.map_err(|what| format!("{what} (client {})", shared.number)));
             }
             palisade::engine::Watched::Missed => {
-                shared.count("path: watch missed events");
-                position.missed();
+                if position.missed() {
+                    shared.count("path: watch missed events");
+                }
             }
         }
     }

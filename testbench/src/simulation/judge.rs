@@ -170,7 +170,9 @@ impl History {
         invariant::check(&self.model).map_err(|broken| format!("M: {broken}"))?;
         for event in applied.events {
             match &event {
-                Event::SessionOpened { session, .. } => drop(self.sessions.insert(*session)),
+                Event::SessionOpened { session, .. } => {
+                    self.sessions.insert(*session);
+                }
                 Event::SessionEnded { session, how } => {
                     self.sessions.remove(session);
                     if *how == SessionEnd::Expired {
@@ -303,12 +305,12 @@ impl History {
     }
 }
 
-/// Follows a watch through the committed events.
-#[derive(Debug, Default)]
+/// Follows a watch through the committed events. Some events look alike, so it may be at one of several places.
+#[derive(Debug)]
 pub(super) struct WatchPosition {
-    /// The next event, unless some may have been missed since the last.
-    next: Option<usize>,
-    /// Where to begin to look.
+    /// Where the next event may be; `None` if some may have been missed.
+    next: Option<Vec<usize>>,
+    /// The next event is not before this one.
     from: usize,
 }
 
@@ -318,8 +320,9 @@ impl WatchPosition {
         WatchPosition { next: None, from: history.events.len() }
     }
 
-    pub(super) fn missed(&mut self) {
-        self.next = None;
+    /// Returns whether it has not missed any since the last call.
+    pub(super) fn missed(&mut self) -> bool {
+        self.next.take().is_some()
     }
 
     /// Checks that this is the next event below the prefix.
@@ -327,21 +330,19 @@ impl WatchPosition {
         let matches = |event: &Event| {
             event.locks().is_some_and(|locks| locks.iter().any(|lock| lock.as_str().starts_with(prefix)))
         };
-        let from = self.next.unwrap_or(self.from);
-        let mut later = history.events.iter().enumerate().skip(from).filter(|(_, event)| matches(event));
-        let found = match self.next {
-            Some(_) => later.next().filter(|(_, next)| *next == event),
-            None => later.find(|(_, next)| *next == event),
+        let after = |from: usize| history.events.iter().enumerate().skip(from).filter(|(_, event)| matches(event));
+        let found: Vec<_> = match &self.next {
+            None => after(self.from).filter(|(_, next)| *next == event).map(|(at, _)| at + 1).collect(),
+            Some(places) => {
+                let next = places.iter().filter_map(|from| after(*from).next());
+                next.filter(|(_, next)| *next == event).map(|(at, _)| at + 1).collect()
+            }
         };
-        match found {
-            Some((at, _)) => {
-                (self.next, self.from) = (Some(at + 1), at + 1);
-                Ok(())
-            }
-            None => {
-                let expected = history.events.iter().skip(from).find(|event| matches(event));
-                Err(format!("A: a watch below '{prefix}' has lost {expected:?}, and has seen {event:?}"))
-            }
-        }
+        let Some(first) = found.first() else {
+            let expected = self.next.as_ref().and_then(|places| after(*places.first()?).next());
+            return Err(format!("A: a watch below '{prefix}' has lost {expected:?}, and has seen {event:?}"));
+        };
+        (self.from, self.next) = (*first, Some(found));
+        Ok(())
     }
 }

@@ -105,7 +105,6 @@ pub const EXPECTED: &[&str] = &[
     "path: snapshot made",
     "path: snapshot sent",
     "path: snapshot sent while a member joins",
-    "path: snapshot received twice at once",
     "path: log cut after a restart",
     "path: uncommitted entries replaced",
     "path: node refuses a damaged disk",
@@ -115,7 +114,6 @@ pub const EXPECTED: &[&str] = &[
     "path: connection relayed",
     "path: session expired",
     "path: session expired while a client waited",
-    "path: session opened again",
     "path: jeopardy ended by a keep-alive",
     "path: holder lost its lock while paused",
     "path: holder told of its loss before the engine ended the session",
@@ -133,7 +131,6 @@ pub const EXPECTED: &[&str] = &[
     "path: write repeated",
     "path: write of unknown outcome settled",
     "path: watch missed events",
-    "path: watch attached to another leader",
     "path: release repeated",
 ];
 
