@@ -12,8 +12,8 @@ use super::local_queue::Turn;
 use super::op::{AcquireOp, Delivered, Reply, Wait};
 use super::session::Grant;
 use crate::engine::{Acquired, Cancelled, Engine, Failure, Order};
-use crate::{Error, ErrorKind, Loss, Standing};
 use crate::time::{Instant, timeout};
+use crate::{Error, ErrorKind, Loss, Standing};
 
 const OPERATION: &str = "acquire";
 

@@ -254,11 +254,9 @@ impl Node {
     fn change_members(&mut self, change: MembershipChange) -> Result<(), ChangeRefused> {
         let members = &self.membership().members;
         // One that leaves need not understand it: it may have died before it was upgraded.
-        let is_leaving = |id: &u64| {
-            change.removed.contains(id) || change.members.get(id).is_some_and(|member| member.is_leaving)
-        };
-        let is_old =
-            |id: &&u64| self.understood.get(id).is_some_and(|log| *log < MEMBER_CHANGES) && !is_leaving(id);
+        let is_leaving =
+            |id: &u64| change.removed.contains(id) || change.members.get(id).is_some_and(|member| member.is_leaving);
+        let is_old = |id: &&u64| self.understood.get(id).is_some_and(|log| *log < MEMBER_CHANGES) && !is_leaving(id);
         if let Some(old) = members.keys().find(is_old).and_then(|id| members.get(id)) {
             return Err(ChangeRefused::OldMember(old.name.clone()));
         }

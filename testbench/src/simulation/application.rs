@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use palisade::simulation::sleep;
-use palisade::{ErrorKind, Guard, Loss, LockGuard, Options, Palisade, Standing};
+use palisade::{ErrorKind, Guard, LockGuard, Loss, Options, Palisade, Standing};
 use palisade_core::{LockName, Token};
 use palisade_fence::{ErrorKind as FenceErrorKind, Sealed, Settled};
 

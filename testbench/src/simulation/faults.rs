@@ -82,7 +82,8 @@ impl World {
             }
             31 | 32 => self.pause_client(client, false),
             33 => self.pause_client(client, true),
-            34 | 35 => self.add_member(host),
+            34 => self.add_member(host),
+            35 => self.add_two(host),
             36 => self.remove_member(host),
             37 => self.transfer(host),
             _ => self.administer(),
@@ -376,7 +377,7 @@ impl World {
     }
 
     /// Adds the next machine that is no member, with an empty disk and a new number.
-    fn add_member(&mut self, from: usize) {
+    pub(super) fn add_member(&mut self, from: usize) {
         let Some((leader, membership)) = self.members() else { return };
         let machines = self.hosts.len();
         let is_spare = |host: &usize| !membership.members.contains_key(&self.hosts[*host].id);
@@ -396,6 +397,20 @@ impl World {
             }
         }
         self.settle(leader);
+    }
+
+    /// Adds two machines, of which the first gets nothing for a while. So both may get their votes at once.
+    fn add_two(&mut self, from: usize) {
+        let before = self.last_member;
+        self.add_member(from);
+        if self.last_member > before {
+            let id = self.last_member;
+            let cut: Vec<_> = self.hosts.iter().map(|machine| (machine.id, id)).filter(|(a, b)| a != b).collect();
+            self.cut.extend(&cut);
+            self.plan_in(Duration::from_millis(300), Happening::Add { host: from });
+            let until = Duration::from_secs(1) + self.random_time(Duration::from_secs(2));
+            self.plan_in(until, Happening::Mend { cut });
+        }
     }
 
     fn remove_member(&mut self, from: usize) {

@@ -108,8 +108,7 @@ impl Host {
 
     /// Starts its node. Returns whether its log is shorter than what was written; fails if the disk cannot be used.
     pub(super) fn start(&mut self, now: Duration, founders: usize, rate: i64) -> Result<bool, String> {
-        let (store, found) =
-            Store::open_with(self.disk.clone(), None, SEGMENT).map_err(|error| error.to_string())?;
+        let (store, found) = Store::open_with(self.disk.clone(), None, SEGMENT).map_err(|error| error.to_string())?;
         self.starts += 1;
         self.has_begun = true;
         let config = NodeConfig {

@@ -131,7 +131,9 @@ impl History {
         if let Some((known_term, known)) = self.entries.get(index as usize - 1) {
             return match (known_term, known) == (&term, data) {
                 true => Ok(Effects::default()),
-                false => Err(format!("A: entry {index} of term {known_term} was applied, and another of term {term}")),
+                false => {
+                    Err(format!("A: entry {index} of term {known_term} was applied, and another of term {term}"))
+                }
             };
         }
         if index != self.last_index() + 1 {

@@ -9,10 +9,14 @@
 //! it with every node's state and with everything that a client was told.
 
 mod application;
+mod calls;
+mod checks;
+mod clients;
 mod clock;
 mod faults;
 mod host;
 mod judge;
+mod nodes;
 mod plan;
 mod resource;
 mod shrink;

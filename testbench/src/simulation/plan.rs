@@ -38,7 +38,8 @@ impl Plan {
         let clients = [1, 2, 3, 4, 5, 6, 8, 10, 15, 50][dice.roll(10)];
         let ttl = Duration::from_millis([1_000, 2_000, 3_000, 5_000, 10_000][dice.roll(5)]);
         let think = Duration::from_millis([200, 1_000, 3_000, 10_000][dice.roll(4)]);
-        Plan {
+        let is_quiet = dice.roll(8) == 0;
+        let plan = Plan {
             seed,
             nodes,
             spares,
@@ -50,6 +51,18 @@ impl Plan {
             latency_us: [500, 2_000, 10_000, 40_000][dice.roll(4)],
             faults: usize::MAX,
             fault_every: Duration::from_millis([300, 1_000, 3_000, 10_000][dice.roll(4)]),
+        };
+        match is_quiet {
+            // Most clusters are quiet most of the time, and run for long.
+            true => Plan {
+                clients: 1 + dice.roll(4),
+                duration: Duration::from_secs(600 + dice.roll(3_000) as u64),
+                ttl: Duration::from_secs(30),
+                think: Duration::from_secs(30),
+                fault_every: Duration::from_secs(20 + dice.roll(60) as u64),
+                ..plan
+            },
+            false => plan,
         }
     }
 

@@ -42,7 +42,9 @@ pub(super) enum Answer {
     Written(Option<u64>),
     Refused(Verdict<u64>),
     /// A seal that a newer one has superseded.
-    Superseded { seen: Token },
+    Superseded {
+        seen: Token,
+    },
 }
 
 impl Counter {

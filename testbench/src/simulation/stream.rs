@@ -69,9 +69,11 @@ impl AsyncRead for ReadEnd {
             return Poll::Pending;
         }
         let count = pipe.incoming.len().min(buffer.remaining());
-        for byte in pipe.incoming.drain(..count) {
-            buffer.put_slice(&[byte]);
-        }
+        let (first, second) = pipe.incoming.as_slices();
+        let first = &first[..first.len().min(count)];
+        buffer.put_slice(first);
+        buffer.put_slice(&second[..count - first.len()]);
+        pipe.incoming.drain(..count);
         Poll::Ready(Ok(()))
     }
 }

@@ -55,8 +55,8 @@ pub(crate) use tls::{TlsModes, stream_error};
 pub use url::{Address, BadUrl, Login, Secret};
 pub(crate) use url::{Url, UrlForm, decoded, is_local};
 
-use reconnector::ConnectionEnd;
 use crate::time::{Instant, sleep};
+use reconnector::ConnectionEnd;
 
 /// An engine on a store that is reached over a connection.
 pub struct Remote<B: Backend> {

@@ -100,7 +100,8 @@ impl Connection {
             given_up: None,
             error: None,
         };
-        let (wake, overdue, term, has_told_missed) = (Notify::new(), Notify::new(), Cell::new(None), Cell::new(false));
+        let (wake, overdue, term, has_told_missed) =
+            (Notify::new(), Notify::new(), Cell::new(None), Cell::new(false));
         Connection { peer, client, inner: RefCell::new(inner), wake, overdue, term, has_told_missed }
     }
 

@@ -1,0 +1,321 @@
+//! The clients: their processes, and their connections to the nodes.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use palisade::simulation::{Process, Stream, Time};
+use tokio::sync::oneshot;
+
+use super::application::{self, COUNTED, Shared};
+use super::clock::Clock;
+use super::host::Arrival;
+use super::resource::Counter;
+use super::stream::{Dials, Pipe};
+use super::world::{Client, Connection, Happening, TAME, World};
+use crate::faulty_disk::Dice;
+
+/// The port of a client's URL that stands for the first machine.
+const FIRST_PORT: u16 = 7001;
+/// How soon lost bytes are sent again.
+const RETRANSMIT: Duration = Duration::from_millis(200);
+
+impl World {
+    pub(super) fn client_shared(&self, number: usize, life: u64) -> Rc<Shared> {
+        let ports = (0..self.hosts.len()).map(|host| format!("node:{}", FIRST_PORT + host as u16));
+        let seed = self.plan.seed ^ (number as u64 + 1) << 32 ^ life << 48;
+        Rc::new(Shared {
+            number,
+            url: format!("palisade://{}", ports.collect::<Vec<_>>().join(",")),
+            ttl: self.plan.ttl,
+            record: self.record.clone(),
+            dice: RefCell::new(Dice::new(seed)),
+            counters: (0..COUNTED.len()).map(Counter::new).collect(),
+            held: RefCell::default(),
+            is_calm: self.is_calm.clone(),
+            is_ending: self.is_ending.clone(),
+            calm_cycles: Cell::new(0),
+            acknowledged: self.acknowledged.clone(),
+            unknown: self.unknown.clone(),
+            is_closed: Cell::new(false),
+            think: self.plan.think,
+        })
+    }
+
+    pub(super) fn start_client(&mut self, client: usize) {
+        if self.clients[client].process.is_some() || self.is_ending.get() {
+            return;
+        }
+        let life = self.clients[client].life + 1;
+        let shared = self.client_shared(client, life);
+        let dials = Dials::default();
+        let process = Process::new(dials.clone(), self.plan.seed.wrapping_mul(31) + life * 1_000 + client as u64);
+        process.spawn(application::run(shared.clone()));
+        let rate = self.dice.roll(2 * TAME as usize) as i64 - TAME;
+        self.note(format_args!("client {client} starts"));
+        self.clients[client] = Client {
+            process: Some(process),
+            life,
+            shared,
+            dials,
+            clock: Clock::start(self.now, rate),
+            suspended: Duration::ZERO,
+            is_paused: false,
+            wake_at: None,
+            connections: BTreeSet::new(),
+        };
+        self.run_client(client);
+    }
+
+    pub(super) fn kill_client(&mut self, client: usize) {
+        let Some(process) = self.clients[client].process.take() else { return };
+        self.note(format_args!("client {client} is killed"));
+        // Guards that the world has seen would outlive the process.
+        self.clients[client].shared.held.borrow_mut().clear();
+        drop(process);
+        self.clients[client].wake_at = None;
+        for connection in std::mem::take(&mut self.clients[client].connections) {
+            let delay = self.latency();
+            self.plan_in(delay, Happening::Close(connection));
+        }
+    }
+
+    pub(super) fn client_time(&self, client: usize) -> Time {
+        let it = &self.clients[client];
+        let monotonic = it.clock.read(self.now);
+        let since = self.suspended_at.get(&client).filter(|_| it.clock.rate().is_none());
+        let suspended = it.suspended + since.map_or(Duration::ZERO, |since| self.now - *since);
+        Time { monotonic, boot: monotonic + suspended }
+    }
+
+    pub(super) fn is_tame(&self, client: usize) -> bool {
+        self.are_nodes_tame && self.clients[client].clock.rate().is_none_or(|rate| rate.abs() <= TAME)
+    }
+
+    /// Lets a client do what it can, and carries out what it wants.
+    pub(super) fn run_client(&mut self, client: usize) {
+        let time = self.client_time(client);
+        let it = &mut self.clients[client];
+        let Some(process) = it.process.as_mut().filter(|_| !it.is_paused) else { return };
+        process.set_time(time);
+        process.run();
+        let life = it.life;
+        let dialled = it.dials.take();
+        let calls: Vec<_> = it.shared.counters.iter().flat_map(Counter::take_requests).collect();
+        let mut sent = Vec::new();
+        for connection in &it.connections {
+            let Some(open) = self.connections.get(connection) else { continue };
+            let mut pipe = open.pipe.borrow_mut();
+            sent.push((*connection, pipe.take_outgoing(), pipe.is_closed()));
+        }
+        let wake_at = process.next_timer().and_then(|at| it.clock.when(at));
+        let replan = wake_at.filter(|at| it.wake_at.is_none_or(|planned| *at != planned));
+        if wake_at.is_none() || replan.is_some() {
+            it.wake_at = wake_at;
+        }
+        if let Some(at) = replan {
+            let at = at.max(self.now + Duration::from_nanos(1));
+            self.clients[client].wake_at = Some(at);
+            self.plan_at(at, Happening::Wake { client, at });
+        }
+        for dial in dialled {
+            let host = usize::from(dial.port - FIRST_PORT);
+            let delay = self.latency();
+            self.plan_in(delay, Happening::Connect { client, life, host, outcome: dial.outcome });
+        }
+        for call in calls {
+            self.call(client, life, call);
+        }
+        for (connection, bytes, is_closed) in sent {
+            if !bytes.is_empty() {
+                self.send_bytes(connection, bytes, true);
+            }
+            if is_closed {
+                self.clients[client].connections.remove(&connection);
+                let delay = self.latency() + RETRANSMIT / 100;
+                self.plan_in(delay, Happening::Close(connection));
+            }
+        }
+    }
+
+    pub(super) fn accept(
+        &mut self,
+        client: usize,
+        life: u64,
+        via: usize,
+        outcome: oneshot::Sender<std::io::Result<Stream>>,
+    ) {
+        if self.clients[client].life != life || self.client_cut.contains(&(client, via)) {
+            // The attempt is never answered.
+            return self.keep_pending(outcome);
+        }
+        let delay = self.latency();
+        let machine = &self.hosts[via];
+        let Some(running) = &machine.running else {
+            return self.plan_in(delay, Happening::Unreachable { client, life, outcome });
+        };
+        if machine.is_paused {
+            // The system accepts, and nothing answers.
+            return self.keep_pending(outcome);
+        }
+        // A node that follows relays its clients to the leader.
+        let leader = running.node.leader().filter(|leader| running.node.is_following() && *leader != machine.id);
+        let leader = leader.and_then(|leader| self.host_of(leader)).filter(|leader| {
+            let id = self.hosts[*leader].id;
+            self.hosts[*leader].is_up()
+                && !self.cut.contains(&(machine.id, id))
+                && !self.cut.contains(&(id, machine.id))
+        });
+        let host = leader.unwrap_or(via);
+        if leader.is_some() {
+            self.count("path: connection relayed");
+        }
+        self.last_connection += 1;
+        let connection = self.last_connection;
+        let time = self.host_time(host);
+        let start = self.hosts[host].starts;
+        if let Some(running) = &mut self.hosts[host].running {
+            running.connect(time, connection, client, leader.is_some());
+        }
+        let open = Connection {
+            client,
+            life,
+            host,
+            via,
+            start,
+            pipe: Rc::new(RefCell::new(Pipe::default())),
+            to_host: VecDeque::new(),
+            to_client: VecDeque::new(),
+            last_to_host: Duration::ZERO,
+            last_to_client: Duration::ZERO,
+            is_over: false,
+        };
+        self.connections.insert(connection, open);
+        self.clients[client].connections.insert(connection);
+        self.settle(host);
+        self.plan_in(delay, Happening::Connected { client, life, connection, outcome });
+    }
+
+    /// Keeps an attempt to connect without an answer: the client gives up by its own clock.
+    pub(super) fn keep_pending(&mut self, outcome: oneshot::Sender<std::io::Result<Stream>>) {
+        // Dropping it leaves the attempt pending.
+        drop(outcome);
+    }
+
+    pub(super) fn send_bytes(&mut self, connection: u64, bytes: Vec<u8>, is_to_host: bool) {
+        // Bytes may arrive in two parts.
+        if bytes.len() > 1 && self.dice.roll(12) == 0 {
+            let (first, second) = bytes.split_at(1 + self.dice.roll(bytes.len() - 1));
+            let (first, second) = (first.to_vec(), second.to_vec());
+            self.send_part(connection, first, is_to_host);
+            return self.send_part(connection, second, is_to_host);
+        }
+        self.send_part(connection, bytes, is_to_host);
+    }
+
+    pub(super) fn send_part(&mut self, connection: u64, bytes: Vec<u8>, is_to_host: bool) {
+        let delay = self.latency();
+        let Some(open) = self.connections.get_mut(&connection) else { return };
+        let (parts, last) = match is_to_host {
+            true => (&mut open.to_host, &mut open.last_to_host),
+            false => (&mut open.to_client, &mut open.last_to_client),
+        };
+        parts.push_back(bytes);
+        let at = (self.now + delay).max(*last);
+        *last = at;
+        let what = if is_to_host { Happening::ToHost(connection) } else { Happening::ToClient(connection) };
+        self.plan_at(at, what);
+    }
+
+    /// Whether bytes of a connection get through now.
+    pub(super) fn gets_through(&self, open: &Connection) -> bool {
+        let (via, host) = (self.hosts[open.via].id, self.hosts[open.host].id);
+        !self.client_cut.contains(&(open.client, open.via))
+            && !self.cut.contains(&(via, host))
+            && !self.cut.contains(&(host, via))
+            && (open.via == open.host || self.hosts[open.via].is_up())
+    }
+
+    pub(super) fn to_host(&mut self, connection: u64) {
+        let Some(open) = self.connections.get_mut(&connection) else { return };
+        let host = open.host;
+        if open.is_over || self.hosts[host].running.is_none() || self.hosts[host].starts != open.start {
+            open.to_host.clear();
+            return self.reset(connection);
+        }
+        if !self.connections.get(&connection).is_some_and(|open| self.gets_through(open)) {
+            return self.plan_in(RETRANSMIT, Happening::ToHost(connection));
+        }
+        let Some(bytes) = self.connections.get_mut(&connection).and_then(|open| open.to_host.pop_front()) else {
+            return;
+        };
+        self.arrive(host, Arrival::Bytes(connection, bytes));
+    }
+
+    pub(super) fn to_client(&mut self, connection: u64) {
+        let Some(open) = self.connections.get(&connection) else { return };
+        if !self.gets_through(open) {
+            return self.plan_in(RETRANSMIT, Happening::ToClient(connection));
+        }
+        let (client, life) = (open.client, open.life);
+        let Some(open) = self.connections.get_mut(&connection) else { return };
+        let Some(bytes) = open.to_client.pop_front() else { return };
+        open.pipe.borrow_mut().deliver(&bytes);
+        if self.clients[client].life == life {
+            self.run_client(client);
+        }
+    }
+
+    /// Breaks a connection on the client's side.
+    pub(super) fn reset(&mut self, connection: u64) {
+        let Some(open) = self.connections.get_mut(&connection) else { return };
+        open.is_over = true;
+        open.pipe.borrow_mut().reset();
+        let (client, life) = (open.client, open.life);
+        if self.clients[client].life == life {
+            self.run_client(client);
+        }
+    }
+
+    /// Breaks a connection on both sides.
+    pub(super) fn break_connection(&mut self, connection: u64) {
+        let Some(open) = self.connections.get(&connection) else { return };
+        let host = open.host;
+        let delay = self.latency();
+        self.plan_in(delay, Happening::Reset(connection));
+        self.arrive(host, Arrival::Closed(connection));
+    }
+
+    pub(super) fn close_at_host(&mut self, connection: u64) {
+        let Some(open) = self.connections.get(&connection) else { return };
+        if !self.gets_through(open) {
+            return self.plan_in(RETRANSMIT, Happening::Close(connection));
+        }
+        let (host, is_current) = (open.host, self.hosts[open.host].starts == open.start);
+        self.connections.remove(&connection);
+        if is_current {
+            self.arrive(host, Arrival::Closed(connection));
+        }
+    }
+
+    /// Breaks the connections of all clients to a node. If the machine has lost its power, they do not learn it at once.
+    pub(super) fn disconnect_all(&mut self, host: usize, is_told: bool) {
+        if let Some(running) = &mut self.hosts[host].running {
+            running.connections.clear();
+        }
+        let of_host = self.connections.iter_mut().filter(|(_, open)| open.host == host || open.via == host);
+        let broken: Vec<_> = of_host
+            .map(|(id, open)| {
+                open.is_over = true;
+                *id
+            })
+            .collect();
+        for connection in broken {
+            if is_told {
+                let delay = self.latency();
+                self.plan_in(delay, Happening::Reset(connection));
+            }
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! The nodes: what reaches them, what they want done, their disks, and the network between them.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use palisade_server::node::{ConnectionId, Input, Message, Output};
+use palisade_server::replica::{LogLost, PeerMessage};
+use palisade_server::storage::{read_snapshot, write_received_snapshot, write_watermark};
+
+use super::host::{Arrival, NEW_LOG, OLD_LOG, Running};
+use super::judge::Effects;
+use super::world::{Happening, TAME, World};
+
+impl World {
+    pub(super) fn host_time(&self, host: usize) -> Duration {
+        self.hosts[host].clock.read(self.now)
+    }
+
+    pub(super) fn start_host(&mut self, host: usize) -> bool {
+        let rate = self.dice.roll(2 * TAME as usize) as i64 - TAME;
+        let (now, founders) = (self.now, self.plan.nodes);
+        match self.hosts[host].start(now, founders, rate) {
+            Ok(is_cut) => {
+                self.note(format_args!("node {} starts", self.hosts[host].id));
+                if is_cut {
+                    self.count("path: log cut after a restart");
+                }
+                let version = self.hosts[host].log_version;
+                let id = self.hosts[host].id;
+                // The nodes tell each other which version of the log they understand.
+                for other in (0..self.hosts.len()).filter(|other| *other != host) {
+                    let (member, log) = (self.hosts[other].id, self.hosts[other].log_version);
+                    self.arrive(host, Arrival::Input(Input::Understands { member, log }));
+                    self.arrive(other, Arrival::Input(Input::Understands { member: id, log: version }));
+                }
+                self.settle(host);
+                true
+            }
+            Err(error) => {
+                self.note(format_args!("node {} does not start: {error}", self.hosts[host].id));
+                if self.hosts[host].is_damaged {
+                    self.count("path: node refuses a damaged disk");
+                    self.hosts[host].needs_replacement = true;
+                } else if self.hosts[host].disk.is_failing() {
+                    let again = Duration::from_secs(1);
+                    self.plan_in(again, Happening::Restart { host });
+                } else {
+                    self.fail(format!("A: node {} does not start: {error}", self.hosts[host].id));
+                }
+                false
+            }
+        }
+    }
+
+    /// Starts the node of a machine that was stopped.
+    pub(super) fn restart(&mut self, host: usize) {
+        let machine = &mut self.hosts[host];
+        if machine.running.is_some() || machine.needs_replacement || !machine.has_begun {
+            return;
+        }
+        if machine.log_version == OLD_LOG {
+            machine.log_version = NEW_LOG;
+            self.count("operator: member upgraded");
+        }
+        self.start_host(host);
+    }
+
+    pub(super) fn plan_tick(&mut self, host: usize, wake_at: Duration) {
+        let machine = &mut self.hosts[host];
+        let (Some(running), start) = (&mut machine.running, machine.starts) else { return };
+        let Some(at) = machine.clock.when(wake_at).map(|at| at.max(self.now)) else { return };
+        if running.tick_at.is_none_or(|planned| at < planned) {
+            running.tick_at = Some(at);
+            self.plan_at(at, Happening::Tick { host, start });
+        }
+    }
+
+    pub(super) fn tick(&mut self, host: usize, start: u64) {
+        let machine = &mut self.hosts[host];
+        if machine.starts != start || machine.is_paused {
+            return;
+        }
+        let Some(running) = machine.running.as_mut().filter(|running| running.tick_at == Some(self.now)) else {
+            return;
+        };
+        running.tick_at = None;
+        running.node.step(machine.clock.read(self.now), Input::Tick);
+        self.settle(host);
+    }
+
+    /// Something comes to a machine.
+    pub(super) fn arrive(&mut self, host: usize, arrival: Arrival) {
+        let time = self.host_time(host);
+        let machine = &mut self.hosts[host];
+        let Some(running) = &mut machine.running else { return };
+        if machine.is_paused {
+            return machine.inbox.push(arrival);
+        }
+        match arrival {
+            Arrival::Input(input) => running.node.step(time, input),
+            Arrival::Bytes(connection, bytes) => {
+                let Running { node, connections, .. } = running;
+                let Some(open) = connections.get_mut(&connection) else { return };
+                for input in open.receive(&bytes, node) {
+                    node.step(time, input);
+                }
+                self.flush(host, connection);
+            }
+            Arrival::Closed(connection) => {
+                running.connections.remove(&connection);
+                let connection = ConnectionId(connection);
+                running.node.step(time, Input::Disconnected { connection, delivered: true });
+            }
+            Arrival::Snapshot(message, snapshot) => {
+                let newest = read_snapshot(&machine.disk).ok().flatten().map_or(0, |own| own.index);
+                if snapshot.index <= newest {
+                    return;
+                }
+                if write_received_snapshot(&machine.disk, &snapshot).is_err() {
+                    return self.disk_failed(host);
+                }
+                running.node.step(time, Input::ReceivedSnapshot(message, snapshot));
+            }
+        }
+        self.settle(host);
+    }
+
+    /// Carries out the output of a node.
+    pub(super) fn settle(&mut self, host: usize) {
+        for _ in 0..10_000 {
+            let Some(running) = &mut self.hosts[host].running else { return };
+            let output = running.node.take_output();
+            let has_more = output.has_more;
+            let wake_at = output.wake_at;
+            if !self.carry_out(host, output) {
+                return;
+            }
+            if !has_more {
+                return self.plan_tick(host, wake_at);
+            }
+        }
+        self.fail(format!("L: the output of node {} does not end", self.hosts[host].id));
+    }
+
+    /// Returns whether the node still runs.
+    pub(super) fn carry_out(&mut self, host: usize, output: Output) -> bool {
+        if let Some(lost) = output.log_lost {
+            self.log_lost(host, &lost);
+            return false;
+        }
+        let running = self.hosts[host].running.as_mut();
+        let is_replaced = running.is_some_and(|running| {
+            output.writes.iter().fold(false, |is, (_, write)| running.note_records(write) || is)
+        });
+        if is_replaced {
+            self.count("path: uncommitted entries replaced");
+        }
+        self.observe(host);
+        if let Some(watermark) = output.watermark
+            && write_watermark(&self.hosts[host].disk, watermark).is_err()
+        {
+            self.disk_failed(host);
+            return false;
+        }
+        if output.is_deposed {
+            self.note(format_args!("node {} leads no more", self.hosts[host].id));
+            self.disconnect_all(host, true);
+        }
+        let mut written_to = BTreeSet::new();
+        if let Some(running) = &mut self.hosts[host].running {
+            for message in output.messages {
+                match message {
+                    Message::Reply(id, response) => {
+                        if let Some(open) = running.connections.get_mut(&id.connection.0) {
+                            open.reply(id.number, response);
+                            written_to.insert(id.connection.0);
+                        }
+                    }
+                    Message::Push(to, push) => {
+                        for connection in to {
+                            if let Some(open) = running.connections.get_mut(&connection.0) {
+                                open.push(&push);
+                                written_to.insert(connection.0);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        for connection in written_to {
+            self.flush(host, connection);
+        }
+        if let Some(membership) = &output.membership
+            && membership.is_joint()
+        {
+            self.count("path: joint membership");
+        }
+        for message in output.peer_messages {
+            self.send(host, message);
+        }
+        if let Some(running) = &mut self.hosts[host].running {
+            running.writes.extend(output.writes);
+            if output.compaction.is_some() {
+                running.compaction = output.compaction;
+                let start = self.hosts[host].starts;
+                let takes = Duration::from_millis(1 + self.dice.roll(50) as u64);
+                self.plan_in(takes, Happening::Compact { host, start });
+            }
+        }
+        self.begin_write(host);
+        true
+    }
+
+    /// Sends what a node has written to a client.
+    pub(super) fn flush(&mut self, host: usize, connection: u64) {
+        let Some(running) = &mut self.hosts[host].running else { return };
+        let Some(open) = running.connections.get_mut(&connection) else { return };
+        let bytes = open.take_bytes();
+        if !bytes.is_empty() {
+            self.send_bytes(connection, bytes, false);
+        }
+    }
+
+    pub(super) fn begin_write(&mut self, host: usize) {
+        let is_slow = self.hosts[host].slow_until > self.now;
+        let machine = &mut self.hosts[host];
+        let start = machine.starts;
+        if let Some(running) = &mut machine.running
+            && !running.is_writing
+            && !running.writes.is_empty()
+        {
+            running.is_writing = true;
+            let micros = if is_slow { 20_000 + self.dice.roll(400_000) } else { 100 + self.dice.roll(2_000) };
+            self.plan_in(Duration::from_micros(micros as u64), Happening::Persist { host, start });
+        }
+    }
+
+    pub(super) fn persist(&mut self, host: usize, start: u64) {
+        let machine = &mut self.hosts[host];
+        if machine.starts != start {
+            return;
+        }
+        let Some(running) = &mut machine.running else { return };
+        running.is_writing = false;
+        // Writes that wait share a flush.
+        let mut done = None;
+        let mut has_failed = false;
+        while let Some((number, write)) = running.writes.pop_front() {
+            if running.store.append(&write).is_err() {
+                has_failed = true;
+                break;
+            }
+            machine.last_written = write.records.last().map_or(machine.last_written, |record| record.index);
+            done = Some(number);
+            if self.dice.roll(2) == 0 {
+                break;
+            }
+        }
+        if has_failed {
+            return self.disk_failed(host);
+        }
+        if let Some(number) = done {
+            // The disk works also while the process is paused.
+            self.arrive(host, Arrival::Input(Input::Persisted { number }));
+        }
+        self.begin_write(host);
+    }
+
+    pub(super) fn compact(&mut self, host: usize, start: u64) {
+        let machine = &mut self.hosts[host];
+        if machine.starts != start {
+            return;
+        }
+        let Some(running) = &mut machine.running else { return };
+        let Some(compaction) = running.compaction.take() else { return };
+        let compacted = compaction.carry_out(&machine.disk).ok();
+        if let Some(compacted) = &compacted {
+            if running.store.forget(compacted.index).is_err() && machine.disk.is_dead() {
+                return self.disk_failed(host);
+            }
+            self.count("path: snapshot made");
+        } else if machine.disk.is_dead() {
+            return self.disk_failed(host);
+        }
+        self.arrive(host, Arrival::Input(Input::Compacted(compacted)));
+    }
+
+    pub(super) fn log_lost(&mut self, host: usize, lost: &LogLost) {
+        self.note(format_args!("node {} stops: {lost}", self.hosts[host].id));
+        if !self.hosts[host].is_damaged {
+            return self.fail(format!("A: node {} has lost its log: {lost}", self.hosts[host].id));
+        }
+        self.stop_host(host);
+        self.hosts[host].needs_replacement = true;
+    }
+
+    /// Ends the node of a machine, without any effect on its disk.
+    pub(super) fn stop_host(&mut self, host: usize) {
+        self.hosts[host].running = None;
+        self.hosts[host].inbox.clear();
+        self.hosts[host].is_paused = false;
+        self.disconnect_all(host, true);
+        let member = self.hosts[host].id;
+        for other in (0..self.hosts.len()).filter(|other| *other != host) {
+            let delay = self.latency();
+            self.plan_in(delay, Happening::Suspect { host: other, member });
+        }
+    }
+
+    /// Tells the judge what a node has applied, and whether it leads.
+    pub(super) fn observe(&mut self, host: usize) {
+        let Some(running) = &mut self.hosts[host].running else { return };
+        let applied = running.node.applied_index();
+        if running.node.snapshot_index() > running.applied {
+            // The snapshot of another member has replaced the log.
+            running.records = running.records.split_off(&(running.node.snapshot_index() + 1));
+        }
+        let mut found = Vec::new();
+        while running.applied < applied {
+            running.applied += 1;
+            found.push((running.applied, running.records.remove(&running.applied)));
+        }
+        let leads_in = running.node.is_leader().then(|| running.node.term());
+        let has_begun_to_lead = leads_in.is_some() && leads_in != running.leads_in;
+        running.leads_in = leads_in;
+        let id = self.hosts[host].id;
+        for (index, entry) in found {
+            let checked = match entry {
+                Some((term, data)) => self.record.borrow_mut().history.applied(index, term, &data),
+                // It is in a snapshot.
+                None if index <= self.record.borrow().history.last_index() => Ok(Effects::default()),
+                None => Err(format!("A: entry {index} is in a snapshot, and no node has applied it")),
+            };
+            match checked {
+                Ok(effects) => self.check_effects(&effects),
+                Err(what) => return self.fail(format!("{what} (node {id})")),
+            }
+        }
+        if let (Some(term), true) = (leads_in, has_begun_to_lead) {
+            self.note(format_args!("node {id} leads in term {term}"));
+            self.count("path: election");
+            if self.hosts.iter().enumerate().any(|(other, machine)| other != host && machine.leads()) {
+                self.count("path: two nodes believe to lead");
+            }
+            if let Some(other) = self.leaders.insert(term, id).filter(|other| *other != id) {
+                self.fail(format!("M: node {other} and node {id} lead in term {term}"));
+            }
+        }
+        self.compared += 1;
+        if self.compared.is_multiple_of(64) {
+            self.compare(host);
+        }
+    }
+
+    pub(super) fn send(&mut self, host: usize, message: PeerMessage) {
+        let is_cut = self.cut.contains(&(message.from(), message.to()));
+        let is_lost = is_cut || (self.dice.roll(40) == 0 && !self.is_calm.get());
+        let member = message.to();
+        if message.needs_snapshot() {
+            let input = Input::SnapshotSent { member, has_arrived: !is_lost };
+            // The node is in the middle of its output, and learns it afterwards.
+            let time = self.host_time(host);
+            if let Some(running) = &mut self.hosts[host].running {
+                running.node.step(time, input);
+            }
+        }
+        if is_lost {
+            return self.count("fault: message lost");
+        }
+        let delay = self.latency();
+        if delay > Duration::from_millis(20) {
+            self.count("fault: message late");
+        }
+        if self.dice.roll(60) == 0 && !message.needs_snapshot() {
+            self.count("fault: message repeated");
+            let later = self.latency() + self.random_time(Duration::from_millis(500));
+            if let Ok(copy) = PeerMessage::decode(&message.encode()) {
+                self.plan_in(later, Happening::Message(copy));
+            }
+        }
+        self.plan_in(delay, Happening::Message(message));
+    }
+
+    pub(super) fn host_of(&self, member: u64) -> Option<usize> {
+        self.hosts.iter().position(|machine| machine.id == member)
+    }
+
+    pub(super) fn deliver(&mut self, message: PeerMessage) {
+        let Some(to) = self.host_of(message.to()) else { return };
+        // Bytes come over a wire.
+        let message = match PeerMessage::decode(&message.encode()) {
+            Ok(message) => message,
+            Err(error) => return self.fail(format!("A: a message cannot be read: {error}")),
+        };
+        if !message.needs_snapshot() {
+            return self.arrive(to, Arrival::Input(Input::Received(message)));
+        }
+        let Some(from) = self.host_of(message.from()) else { return };
+        if let Ok(Some(snapshot)) = read_snapshot(&self.hosts[from].disk) {
+            self.count("path: snapshot sent");
+            let is_learner = self.hosts[from]
+                .running
+                .as_ref()
+                .is_some_and(|running| running.node.membership().learners.contains(&message.to()));
+            if is_learner {
+                self.count("path: snapshot sent while a member joins");
+            }
+            self.arrive(to, Arrival::Snapshot(message, Box::new(snapshot)));
+        }
+    }
+}
