@@ -24,8 +24,6 @@ pub mod fixture;
 #[cfg(feature = "suites")]
 pub mod history;
 #[cfg(feature = "suites")]
-pub mod network;
-#[cfg(feature = "suites")]
 pub mod order;
 #[cfg(feature = "suites")]
 pub mod proxy;
@@ -38,8 +36,6 @@ pub mod soak;
 pub mod switched_disk;
 #[cfg(feature = "suites")]
 pub mod tidy;
-#[cfg(feature = "suites")]
-pub mod wall_clock;
 #[cfg(feature = "suites")]
 pub mod worker_process;
 

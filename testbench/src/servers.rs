@@ -13,19 +13,20 @@ mod zookeeper;
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
+use palisade_cli::harness::wall_clock::remove_shared_memory;
 use rustix::process::{Pid, Signal, kill_process};
 
 pub use self::s3::{Faults, Loss, S3};
 pub use consul::{Consul, ConsulCluster};
 pub use etcd::{Etcd, EtcdCluster};
 pub use mariadb::MariaDb;
+pub use palisade_cli::harness::free_port;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use redis::{Redis, RedisCluster, Sentinel};
@@ -107,24 +108,6 @@ pub fn processor_time(pid: u32) -> Duration {
     let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11);
     let mut ticks = || fields.next().and_then(|ticks| ticks.parse::<u64>().ok()).expect("a number of ticks");
     Duration::from_millis((ticks() + ticks()) * 10)
-}
-
-/// Returns a free port, below the ephemeral range, so that no outgoing connection takes it before it is used.
-///
-/// # Errors
-///
-/// None is free.
-pub fn free_port() -> io::Result<SocketAddr> {
-    const PORTS: std::ops::Range<u32> = 10_000..30_000;
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let begin = std::process::id().wrapping_mul(31);
-    let mut ports = PORTS.map(|_| {
-        let step = begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % PORTS.len() as u32;
-        SocketAddr::from((Ipv4Addr::LOCALHOST, (PORTS.start + step) as u16))
-    });
-    // Consul and its like listen to UDP too.
-    let free = ports.find(|port| TcpListener::bind(port).is_ok() && UdpSocket::bind(port).is_ok());
-    free.ok_or_else(|| io::ErrorKind::AddrInUse.into())
 }
 
 /// The Palisade service, of one node.
@@ -285,6 +268,7 @@ impl Process {
         // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        remove_shared_memory(self.child.id());
     }
 }
 

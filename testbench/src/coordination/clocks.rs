@@ -6,12 +6,12 @@ use super::Store;
 use super::bench::{Fixture, Stores, try_take};
 use crate::bounded::within;
 use crate::fixture::{LONG_TTL, take, token};
-use crate::wall_clock::WallClock;
+use palisade_cli::harness::wall_clock::WallClock;
 
 /// Does nothing if the clock of the program cannot be set.
 pub async fn a_server_whose_wall_clock_jumps_ends_no_session<S: Store>(_: &Stores<S>) {
     let folder = tempfile::tempdir().expect("a folder");
-    let clock = WallClock::new(&folder.path().join("time"));
+    let clock = WallClock::new(&folder.path().join("time")).expect("faketime is installed: scripts/setup");
     let Some(store) = S::start_with_clock(folder.path(), &clock) else { return };
     let fixture = Fixture::<S>::start(|_| store);
     let (alice, bob) = (fixture.client(Duration::from_secs(3)).await, fixture.client(LONG_TTL).await);
@@ -19,7 +19,7 @@ pub async fn a_server_whose_wall_clock_jumps_ends_no_session<S: Store>(_: &Store
     let mut last = token(&kept);
     for offset in ["+1h", "-1h"] {
         let confirmed = kept.safe_until();
-        clock.jump(offset);
+        clock.jump(offset).expect("the time can be set");
         for client in [&alice, &bob] {
             let guard = take(client, "lock").await;
             assert!(token(&guard) > last);
@@ -36,13 +36,13 @@ pub async fn a_server_whose_wall_clock_jumps_ends_no_session<S: Store>(_: &Store
 /// The client's clock, in a process whose TTL is shorter than the jumps.
 pub async fn a_client_whose_wall_clock_jumps_keeps_its_lock<S: Store>(stores: &Stores<S>) {
     let (fixture, folder) = (stores.shared(), tempfile::tempdir().expect("a folder"));
-    let clock = WallClock::new(&folder.path().join("time"));
+    let clock = WallClock::new(&folder.path().join("time")).expect("faketime is installed: scripts/setup");
     let mut holder = stores.worker(&fixture.url(), Duration::from_secs(60), &clock.variables());
     let bob = fixture.client(LONG_TTL).await;
     for offset in ["+1h", "-1h", "+0", "+1h"] {
         let granted = holder.ask("acquire orders");
         let held = granted.strip_prefix("granted ").unwrap_or_else(|| panic!("{granted}")).to_owned();
-        clock.jump(offset);
+        clock.jump(offset).expect("the time can be set");
         assert!(try_take(&bob, "orders").await.is_none());
         assert_eq!(holder.ask("token"), format!("token {held}"));
         assert_eq!(holder.ask("release"), "released");

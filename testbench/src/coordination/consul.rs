@@ -9,7 +9,7 @@ use palisade::engine::consul::{Config, Consul};
 
 use super::Store;
 use crate::servers::{Absent, ConsulCluster};
-use crate::wall_clock::WallClock;
+use palisade_cli::harness::wall_clock::WallClock;
 
 impl Store for ConsulCluster {
     type Engine = Consul;

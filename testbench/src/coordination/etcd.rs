@@ -9,7 +9,7 @@ use palisade::engine::etcd::{Config, Etcd};
 
 use super::Store;
 use crate::servers::{Absent, EtcdCluster};
-use crate::wall_clock::WallClock;
+use palisade_cli::harness::wall_clock::WallClock;
 
 impl Store for EtcdCluster {
     type Engine = Etcd;

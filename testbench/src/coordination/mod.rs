@@ -37,7 +37,7 @@ use std::time::Duration;
 use palisade::engine::{Engine, Failure};
 
 use crate::servers::Absent;
-use crate::wall_clock::WallClock;
+use palisade_cli::harness::wall_clock::WallClock;
 
 /// A store of one or three members, and the engine that keeps locks in it. Its processes end when it is dropped.
 pub trait Store: Sized + Send + Sync + 'static {

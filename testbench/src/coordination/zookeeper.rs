@@ -10,7 +10,7 @@ use zookeeper_client::Client;
 
 use super::Store;
 use crate::servers::{Absent, ZooKeeper, ZooKeeperEnsemble};
-use crate::wall_clock::WallClock;
+use palisade_cli::harness::wall_clock::WallClock;
 
 impl Store for ZooKeeperEnsemble {
     type Engine = Zookeeper;
@@ -27,12 +27,7 @@ impl Store for ZooKeeperEnsemble {
     }
 
     fn start_with_clock(folder: &Path, clock: &WallClock) -> Option<Result<ZooKeeperEnsemble, Absent>> {
-        // Java reads the clock so often that it must not read the file each time.
-        let cached = |(name, value)| match name {
-            "FAKETIME_NO_CACHE" => ("FAKETIME_CACHE_DURATION", "1"),
-            _ => (name, value),
-        };
-        let server = ZooKeeper::start_under(folder, &clock.variables().map(cached));
+        let server = ZooKeeper::start_under(folder, &clock.cached_variables());
         Some(server.map(|server| ZooKeeperEnsemble { servers: vec![server] }))
     }
 

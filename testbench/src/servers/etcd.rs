@@ -6,9 +6,10 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use palisade_cli::harness::etcd::{self, PeerAddress};
 use rustix::process::Signal;
 
-use super::{Absent, Process, free_port, get, is_healthy};
+use super::{Absent, Process, free_port, is_healthy};
 use crate::bounded::output;
 
 /// A member of an etcd cluster, or an etcd of one node.
@@ -68,9 +69,7 @@ impl Etcd {
         peers: SocketAddr,
         cluster: &str,
     ) -> Result<Etcd, Absent> {
-        let endpoint = format!("http://{address}");
-        let clients = ["--listen-client-urls", &endpoint, "--advertise-client-urls", &endpoint].map(str::to_owned);
-        Etcd::begin_with(directory, name, address, peers, cluster, &clients)
+        Etcd::begin_with(directory, name, address, peers, cluster, &etcd::client_options(address))
     }
 
     fn begin_with(
@@ -83,16 +82,8 @@ impl Etcd {
     ) -> Result<Etcd, Absent> {
         let folder = directory.join(format!("etcd-{name}"));
         fs::create_dir_all(&folder)?;
-        let (endpoint, peer) = (format!("http://{address}"), format!("http://{peers}"));
-        let data = folder.join("data").to_string_lossy().into_owned();
-        let arguments = [
-            ["--data-dir", &data],
-            ["--name", name],
-            ["--listen-peer-urls", &peer],
-            ["--initial-advertise-peer-urls", &peer],
-            ["--initial-cluster", cluster],
-        ];
-        let mut arguments: Vec<_> = arguments.concat().into_iter().map(str::to_owned).collect();
+        let (endpoint, peer) = (format!("http://{address}"), PeerAddress { listens: peers, reached: peers });
+        let mut arguments = etcd::member_options(name, &folder.join("data"), peer, cluster);
         arguments.extend_from_slice(clients);
         let process = spawn(&folder, &arguments)?;
         Ok(Etcd { process, folder, arguments, endpoint, address })
@@ -164,8 +155,7 @@ impl Etcd {
     ///
     /// It does not answer.
     pub fn is_leader(&self) -> io::Result<bool> {
-        let metrics = get(self.address, "/metrics")?;
-        Ok(metrics.lines().any(|line| line == "etcd_server_is_leader 1"))
+        Ok(etcd::leadership(self.address)?.is_leader)
     }
 }
 

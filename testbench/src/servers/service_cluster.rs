@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use palisade_cli::harness::service::leadership;
 use rustix::process::Signal;
 
 use super::{Absent, Process, free_port};
@@ -41,7 +42,7 @@ impl Node {
     fn leads(&self) -> bool {
         let is_guarded = self.variables.iter().any(|(name, _)| name == "SERVE_USERS" || name == "SERVE_TLS");
         if !is_guarded {
-            return leads(self.address);
+            return leadership(self.address).is_ok_and(|leadership| leadership.is_leader);
         }
         let log = self.log();
         let last = log.lines().rfind(|line| line.contains("this node is the leader"));
@@ -222,26 +223,4 @@ impl ServiceCluster {
             process.signal(Signal::CONT);
         }
     }
-}
-
-/// Whether the node at this address leads.
-fn leads(address: SocketAddr) -> bool {
-    use std::io::{Read, Write};
-    let ask = || -> std::io::Result<bool> {
-        let mut stream = std::net::TcpStream::connect_timeout(&address, std::time::Duration::from_millis(200))?;
-        stream.set_read_timeout(Some(std::time::Duration::from_millis(200)))?;
-        stream.write_all(b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n")?;
-        let (mut answer, mut buffer) = (Vec::new(), [0; 1024]);
-        // A node that does not lead relays the question, and the leader answers.
-        let says = |answer: &[u8], what: &str| String::from_utf8_lossy(answer).contains(what);
-        while !says(&answer, "relayed\r\n:0\r\n") && !says(&answer, "relayed\r\n:1\r\n") {
-            let read = stream.read(&mut buffer)?;
-            if read == 0 {
-                return Ok(false);
-            }
-            answer.extend_from_slice(&buffer[..read]);
-        }
-        Ok(says(&answer, "master") && says(&answer, "relayed\r\n:0\r\n"))
-    };
-    ask().unwrap_or(false)
 }

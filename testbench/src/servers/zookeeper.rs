@@ -1,18 +1,16 @@
 //! ZooKeeper, as Debian packages it: a jar, and a Java that runs it.
 
 use std::fs;
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
+use palisade_cli::harness::zookeeper;
 use rustix::process::Signal;
 
 use super::{Absent, Process, free_port, owned};
 
-/// The folder in which Debian installs jars.
-const JAR: &str = "/usr/share/java/zookeeper.jar";
 /// The settings of tests: sessions that last from a fifth of a second to an hour.
 const QUICK: &str = "tickTime=100\ninitLimit=100\nsyncLimit=20\nmaxSessionTimeout=7200000\n";
 
@@ -82,16 +80,11 @@ impl ZooKeeper {
         settings: &str,
         variables: &[(&str, &str)],
     ) -> Result<ZooKeeper, Absent> {
-        if !Path::new(JAR).exists() {
+        if !Path::new(zookeeper::JAR).exists() {
             return Err(Absent::NotInstalled("zookeeper"));
         }
         fs::create_dir_all(&folder)?;
-        let text = format!(
-            "{settings}dataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n\
-             admin.enableServer=false\n4lw.commands.whitelist=*\n",
-            folder.display(),
-            address.port(),
-        );
+        let text = format!("{settings}{}", zookeeper::settings(&folder, address));
         fs::write(folder.join("zoo.cfg"), text)?;
         let is_quick = settings.starts_with(QUICK);
         let variables = owned(variables);
@@ -102,7 +95,7 @@ impl ZooKeeper {
     fn until_ready(&mut self) -> Result<(), Absent> {
         let address = self.address;
         // A node without a leader answers `ruok`, but not `srvr`.
-        self.process.until(|| ask(address, "srvr").is_ok_and(|answer| answer.contains("Mode: ")))
+        self.process.until(|| zookeeper::ask(address, "srvr").is_ok_and(|answer| answer.contains("Mode: ")))
     }
 
     /// Returns its process id.
@@ -116,7 +109,7 @@ impl ZooKeeper {
     ///
     /// It does not answer.
     pub fn ask(&self, command: &str) -> io::Result<String> {
-        ask(self.address, command)
+        zookeeper::ask(self.address, command)
     }
 
     /// Kills it with `SIGKILL`.
@@ -215,7 +208,7 @@ impl ZooKeeperEnsemble {
 
     /// Returns the index of the leader.
     pub fn leader(&self) -> Option<usize> {
-        let leads = |server: &ZooKeeper| server.ask("srvr").is_ok_and(|answer| answer.contains("Mode: leader"));
+        let leads = |server: &ZooKeeper| zookeeper::leadership(server.address).is_ok_and(|answer| answer.is_leader);
         self.servers.iter().position(leads)
     }
 
@@ -235,23 +228,10 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 fn java(folder: &Path, is_quick: bool, variables: &[(String, String)]) -> Result<Process, Absent> {
+    // Unused containers are removed after a second, not after a minute.
+    let quick = is_quick.then_some("-Dznode.container.checkIntervalMs=1000");
+    let options: Vec<_> = ["-Xmx1g"].into_iter().chain(quick).collect();
     let mut command = Command::new("java");
-    command.envs(variables.iter().cloned());
-    command.args(["-Xmx1g", "-Djava.net.preferIPv4Stack=true"]);
-    if is_quick {
-        // Unused containers are removed after a second, not after a minute.
-        command.arg("-Dznode.container.checkIntervalMs=1000");
-    }
-    command.args(["-cp", JAR]);
-    command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(folder.join("zoo.cfg"));
+    command.envs(variables.iter().cloned()).args(zookeeper::java_arguments(&options, &folder.join("zoo.cfg")));
     Process::start("java", command, folder)
-}
-
-fn ask(address: SocketAddr, command: &str) -> io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
-    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-    stream.write_all(command.as_bytes())?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer)
 }

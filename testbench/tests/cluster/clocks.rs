@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use palisade::Options;
+use palisade_cli::harness::wall_clock::WallClock;
 use palisade_testbench::bounded::{check, until};
-use palisade_testbench::wall_clock::WallClock;
 use serde_json::json;
 
 use crate::failures::under_load;
@@ -14,7 +14,9 @@ use crate::http_client::HttpClient;
 #[test]
 fn wall_clocks_that_jump_end_no_session_and_keep_none_alive() {
     let (mut cluster, folder) = cluster();
-    let clock = |at: usize| WallClock::new(&folder.path().join(format!("time{at}")));
+    let clock = |at: usize| {
+        WallClock::new(&folder.path().join(format!("time{at}"))).expect("faketime is installed: scripts/setup")
+    };
     let clocks: Vec<_> = (0..cluster.len()).map(clock).collect();
     for (at, clock) in clocks.iter().enumerate() {
         clock.variables().iter().for_each(|(name, value)| cluster.set_variable(at, name, Some(value)));
@@ -29,7 +31,7 @@ fn wall_clocks_that_jump_end_no_session_and_keep_none_alive() {
             for offset in ["+5h", "-5h", "+100d", "+0"] {
                 // Each node has another time for a while.
                 for clock in &clocks {
-                    clock.jump(offset);
+                    clock.jump(offset).expect("the time can be set");
                     tokio::time::sleep(Duration::from_millis(200)).await;
                 }
                 let lock = client.inspect("held").await.unwrap().expect("it is held");
@@ -39,7 +41,7 @@ fn wall_clocks_that_jump_end_no_session_and_keep_none_alive() {
             let old = leader(cluster).await;
             let left = json!({ "locks": ["left"], "ttl_ms": 1_000 });
             HttpClient::connect(cluster.http(old)).post("/v1/locks/acquire", &left).good();
-            (0..cluster.len()).filter(|at| *at != old).for_each(|at| clocks[at].jump("-5h"));
+            (0..cluster.len()).filter(|at| *at != old).for_each(|at| clocks[at].jump("-5h").unwrap());
             cluster.kill(old);
             until_another_leads(cluster, old).await;
             cluster.restart(old).unwrap();

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use palisade::Options;
+use palisade_cli::harness::network::Network;
 use palisade_testbench::bounded::{until_some, within};
-use palisade_testbench::network::Network;
 use palisade_testbench::servers::ServiceCluster;
 use tempfile::TempDir;
 
@@ -43,7 +43,7 @@ pub(crate) async fn until_another_leads(cluster: &ServiceCluster, than: usize) {
 /// Starts a cluster of this many nodes, and the network between them.
 pub(crate) fn on_network(size: usize, variables: &[(&str, &str)], folder: &Path) -> (ServiceCluster, Network) {
     let variables = [variables, &[("SERVE_COMPACT_AFTER", "20000")]].concat();
-    let mut network = Network::start().unwrap();
+    let mut network = Network::start_recording("SERVE_NODE").unwrap();
     let through = |peer| network.add(peer).unwrap();
     let program = env!("CARGO_BIN_EXE_serve");
     let cluster = ServiceCluster::start_through(program, folder, size, &variables, through);

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use palisade::Options;
+use palisade_cli::harness::network::Network;
 use palisade_testbench::bounded::{check, until};
-use palisade_testbench::network::Network;
 use palisade_testbench::servers::ServiceCluster;
 use serde_json::json;
 

@@ -7,9 +7,9 @@ use std::time::Duration;
 use palisade::engine::LockInfo;
 use palisade::engine::service::{Config, cluster_status};
 use palisade::{LockGuard, Options, Palisade};
+use palisade_cli::harness::network::{Network, Sent};
 use palisade_testbench::bounded::{check, until_some};
 use palisade_testbench::credentials::Credentials;
-use palisade_testbench::network::{Network, Sent};
 use palisade_testbench::servers::ServiceCluster;
 
 use crate::failures::under_load;

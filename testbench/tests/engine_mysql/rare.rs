@@ -3,8 +3,8 @@
 
 use std::cell::{Cell, RefCell};
 
+use palisade_cli::harness::wall_clock::WallClock;
 use palisade_core::Command;
-use palisade_testbench::wall_clock::WallClock;
 
 use crate::fixture::{Fixture, Server};
 use crate::functions::Functions;
@@ -30,7 +30,7 @@ fn the_database_does_what_the_rules_do_whatever_the_settings_of_its_callers() {
 #[test]
 fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
     let folder = tempfile::tempdir().expect("a folder");
-    let clock = WallClock::new(&folder.path().join("time"));
+    let clock = WallClock::new(&folder.path().join("time")).expect("faketime is installed: scripts/setup");
     let server = Server::start_with(folder.path(), &clock.variables()).unwrap_or_else(|absent| panic!("{absent}"));
     server.run("SET GLOBAL innodb_flush_log_at_trx_commit = 0").expect("it is not killed");
     let fixture = Fixture::at(server.address, "jumping");
@@ -49,7 +49,7 @@ fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
 
 async fn jump_ahead(pair: &mut Pair<'_>, clock: &WallClock, days: u32) {
     let withheld: Vec<_> = pair.machine.withheld().map(|(locks, token, _)| (locks[0].clone(), token)).collect();
-    clock.jump(&format!("+{days}d"));
+    clock.jump(&format!("+{days}d")).expect("the time can be set");
     pair.store.sweep().await;
     for (lock, token) in withheld {
         drop(pair.machine.apply(Command::EndDelay { lock, token }));
@@ -58,7 +58,7 @@ async fn jump_ahead(pair: &mut Pair<'_>, clock: &WallClock, days: u32) {
         drop(pair.machine.apply(Command::ExpireSession { session }));
     }
     pair.compare().await;
-    clock.jump("+0");
+    clock.jump("+0").expect("the time can be set");
     pair.compare().await;
     for (_, id) in pair.sessions.clone() {
         assert_eq!(pair.store.keep_alive(id).await, None, "a session that has ended came back with the clock");

@@ -1,7 +1,7 @@
 //! Stopped processes, and a server whose clock jumps.
 
+use palisade_cli::harness::wall_clock::WallClock;
 use palisade_testbench::bounded::block_until;
-use palisade_testbench::wall_clock::WallClock;
 
 use crate::actors::{Worker, token};
 use crate::fixture::{Fixture, Server};
@@ -59,13 +59,13 @@ fn a_stopped_waiter_is_passed_over_and_never_granted() {
 #[test]
 fn a_clients_wall_clock_that_jumps_changes_nothing() {
     let (fixture, folder) = (Fixture::new(), tempfile::tempdir().expect("a folder"));
-    let clock = WallClock::new(&folder.path().join("time"));
+    let clock = WallClock::new(&folder.path().join("time")).expect("faketime is installed: scripts/setup");
     let mut holder = Worker::under("env", &[] as &[&str], &clock.variables());
     assert_eq!(holder.ask(&format!("connect {} 60000", fixture.url())), "connected");
     let mut other = worker(&fixture.url(), 60_000);
     let mut last = holder.acquire("orders");
     for offset in ["+1h", "-1h", "+0"] {
-        clock.jump(offset);
+        clock.jump(offset).expect("the time can be set");
         assert_eq!(holder.ask("token"), format!("token {last}"));
         assert_eq!(other.ask("try orders"), "busy");
         assert_eq!(holder.ask("release"), "released");
@@ -81,14 +81,14 @@ fn a_clients_wall_clock_that_jumps_changes_nothing() {
 #[test]
 fn a_servers_wall_clock_that_jumps_ends_sessions_and_harms_no_grant() {
     let folder = tempfile::tempdir().expect("a folder");
-    let clock = WallClock::new(&folder.path().join("time"));
+    let clock = WallClock::new(&folder.path().join("time")).expect("faketime is installed: scripts/setup");
     let server = Server::start_with(folder.path(), &clock.variables());
     let server = server.unwrap_or_else(|absent| panic!("{absent}"));
     let fixture = Fixture::at(server.address, "jumping");
     let mut one = worker(&fixture.url(), 20_000);
     let first = one.acquire("orders");
     // An hour later the store finds the session expired, so another client gets the lock at once.
-    clock.jump("+1h");
+    clock.jump("+1h").expect("the time can be set");
     let mut two = worker(&fixture.url(), 20_000);
     let second = two.acquire("orders");
     assert!(second > first);
@@ -96,7 +96,7 @@ fn a_servers_wall_clock_that_jumps_ends_sessions_and_harms_no_grant() {
     assert_eq!(said, "lost", "it was another's");
     assert_eq!(two.ask("token"), format!("token {second}"));
     // Back again: an expired session stays ended.
-    clock.jump("+0");
+    clock.jump("+0").expect("the time can be set");
     let third = worker(&fixture.url(), 20_000).ask("try orders");
     assert_eq!(third, "busy");
     assert_eq!(two.ask("release"), "released");

@@ -9,11 +9,11 @@ use futures_util::future::poll_fn;
 use palisade::engine::redis::{Config, Redis};
 use palisade::engine::{Acquired, Engine, Failure};
 use palisade::{BootInstant, Loss, Standing};
+use palisade_cli::harness::wall_clock::WallClock;
 use palisade_core::{Acquire, Caller, Label, LockName, Patience, RequestNo, SessionId, Token, Ttl};
 use palisade_testbench::fenced_file::{Access, FencedFile};
 use palisade_testbench::order::assert_order_over_a_cut;
 use palisade_testbench::proxy::Towards;
-use palisade_testbench::wall_clock::WallClock;
 use tokio::task::LocalSet;
 
 use crate::fixture::{
@@ -313,11 +313,9 @@ fn an_acquire_that_is_dropped_at_any_point_leaves_nothing() {
 /// Starts a server whose clock can be set. Its usual allocator reads the time before `faketime` is loaded, so it uses another.
 fn with_clock() -> (WallClock, Fixture) {
     let folder = tempfile::tempdir().expect("a folder");
-    let clock = WallClock::new(&folder.path().join("time"));
-    let libraries = format!("{} libc.so.6", clock.variables()[0].1);
-    let mut variables = clock.variables();
-    variables[0].1 = &libraries;
-    let fixture = Fixture::inside(folder, &[], &variables);
+    let clock =
+        WallClock::new(&folder.path().join("time")).expect("faketime is installed: scripts/setup").with_libc();
+    let fixture = Fixture::inside(folder, &[], &clock.variables());
     (clock, fixture)
 }
 
@@ -335,7 +333,7 @@ fn a_clock_that_jumps_ends_sessions_early_or_late_and_harms_neither_grants_nor_t
             last = Some(token(&held));
             let waiting = taking(&bob, "lock");
             until_queued(&bob, "lock", 1).await;
-            clock.jump(offset);
+            clock.jump(offset).expect("the time can be set");
             // Either alice's session has ended and she gets an error, or she holds the lock and releases it.
             if held.release().await.is_err() {
                 assert_eq!(held.lost().await, Loss::Expired);
@@ -363,7 +361,7 @@ fn a_dead_holder_is_replaced_though_the_clock_was_set_back() {
         let alice = fixture.through_proxy(SHORT_TTL).await;
         let _held = take(&alice, "lock").await;
         fixture.proxy.shut();
-        clock.jump("-2h");
+        clock.jump("-2h").expect("the time can be set");
         drop(take(&bob, "lock").await);
     });
 }

@@ -1,19 +1,19 @@
 //! Clocks that jump, and clocks that count while the host sleeps.
 
-use palisade_testbench::wall_clock::WallClock;
+use palisade_cli::harness::wall_clock::WallClock;
 
 use crate::actors::{TempStore, Worker};
 
 #[test]
 fn a_wall_clock_that_jumps_an_hour_either_way_changes_nothing() {
     let place = TempStore::new();
-    let clock = WallClock::new(&place.file("time"));
+    let clock = WallClock::new(&place.file("time")).expect("faketime is installed: scripts/setup");
     let mut holder = Worker::under("env", &[] as &[&str], &clock.variables());
     holder.connect(&place, 60_000);
     let mut other = Worker::start(&place, 60_000);
     let mut last = holder.acquire("orders");
     for offset in ["+1h", "-1h", "+0", "+1h", "-1h"] {
-        clock.jump(offset);
+        clock.jump(offset).expect("the time can be set");
         assert_eq!(holder.ask("token"), format!("token {last}"));
         assert_eq!(other.ask("try orders"), "busy");
         assert_eq!(holder.ask("release"), "released");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use palisade_testbench::wall_clock::WallClock;
+use palisade_cli::harness::wall_clock::WallClock;
 
 use crate::fixture::{Fixture, LONG_TTL, check, take, token};
 
@@ -12,14 +12,14 @@ fn a_wall_clock_that_jumps_an_hour_either_way_ends_no_session_and_takes_no_token
     check(async {
         const TTL: Duration = Duration::from_secs(3);
         let folder = tempfile::tempdir().expect("a folder");
-        let clock = WallClock::new(&folder.path().join("time"));
+        let clock = WallClock::new(&folder.path().join("time")).expect("faketime is installed: scripts/setup");
         let fixture = Fixture::with_variables(folder, &clock.variables());
         let (alice, bob) = (fixture.client(TTL).await, fixture.client(LONG_TTL).await);
         let kept = take(&alice, "kept").await;
         let mut last = token(&kept);
         for offset in ["+1h", "-1h", "+0", "+1h", "-1h"] {
             let confirmed = kept.safe_until();
-            clock.jump(offset);
+            clock.jump(offset).expect("the time can be set");
             for client in [&alice, &bob] {
                 let guard = take(client, "lock").await;
                 assert!(token(&guard) > last);

@@ -1,4 +1,4 @@
-//! The network between the nodes of a cluster, which loses what one node sends to another as a test tells it.
+//! The network between the nodes of a cluster, which loses what one node sends to another as it is told.
 //!
 //! A proxy stands before the port on which a node listens for the others. It finds out which node has connected from the owner of the
 //! connection's socket, so it does not depend on what nodes say to each other.
@@ -17,20 +17,25 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
 /// A node sends to another one: their numbers, from 0.
-type Way = (usize, usize);
+pub type Way = (usize, usize);
 
-/// The network. It ends with this value, which must not be dropped within a runtime.
+/// The network. It ends with this value.
 pub struct Network {
-    runtime: Runtime,
+    /// `None` only while this is dropped.
+    runtime: Option<Runtime>,
     nodes: usize,
     shared: Arc<Shared>,
 }
 
-#[derive(Default)]
 struct Shared {
+    /// The environment variable by which a process is known as a node: `node1` is node 0.
+    variable: &'static str,
     /// Bytes on these ways are held back, on all connections.
     lost: watch::Sender<BTreeSet<Way>>,
-    sent: Mutex<Vec<Sent>>,
+    /// `None` if nothing is recorded.
+    sent: Option<Mutex<Vec<Sent>>>,
+    /// The addresses that nodes tell each other, and those of their proxies.
+    told: Mutex<Vec<(SocketAddr, SocketAddr)>>,
 }
 
 /// The bytes that a node has sent on a connection that it has opened.
@@ -45,14 +50,28 @@ pub struct Sent {
 }
 
 impl Network {
-    /// Starts a network without nodes.
+    /// Starts a network without nodes. This environment variable of a node's process names it: `node1`, `node2`, and so on.
     ///
     /// # Errors
     ///
     /// There is no thread.
-    pub fn start() -> io::Result<Network> {
+    pub fn start(variable: &'static str) -> io::Result<Network> {
+        Network::start_with(variable, None)
+    }
+
+    /// Starts a network that records what is sent on it, for [`Network::sent`].
+    ///
+    /// # Errors
+    ///
+    /// There is no thread.
+    pub fn start_recording(variable: &'static str) -> io::Result<Network> {
+        Network::start_with(variable, Some(Mutex::default()))
+    }
+
+    fn start_with(variable: &'static str, sent: Option<Mutex<Vec<Sent>>>) -> io::Result<Network> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        Ok(Network { runtime, nodes: 0, shared: Arc::default() })
+        let shared = Shared { variable, lost: watch::Sender::default(), sent, told: Mutex::default() };
+        Ok(Network { runtime: Some(runtime), nodes: 0, shared: Arc::new(shared) })
     }
 
     /// Adds the next node, which listens for the others at `peer`, or will. Returns where the others reach it.
@@ -61,14 +80,35 @@ impl Network {
     ///
     /// There is no port.
     pub fn add(&mut self, peer: SocketAddr) -> io::Result<SocketAddr> {
-        let listener = self.runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
-        let (address, to, shared) = (listener.local_addr()?, self.nodes, self.shared.clone());
         self.nodes += 1;
-        self.runtime.spawn(async move {
+        self.listen(self.nodes - 1, peer)
+    }
+
+    /// Adds one more address on which the last node listens, and which it tells the others when it connects to them: as ZooKeeper's for
+    /// elections. The others are told the returned address instead.
+    ///
+    /// # Errors
+    ///
+    /// There is no port.
+    pub fn add_told_address(&mut self, peer: SocketAddr) -> io::Result<SocketAddr> {
+        let proxy = self.listen(self.nodes.saturating_sub(1), peer)?;
+        lock(&self.shared.told).push((peer, proxy));
+        Ok(proxy)
+    }
+
+    /// Starts the proxy before an address of a node.
+    fn listen(&self, to: usize, peer: SocketAddr) -> io::Result<SocketAddr> {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        listener.set_nonblocking(true)?;
+        let (address, shared) = (listener.local_addr()?, self.shared.clone());
+        let Some(runtime) = &self.runtime else { return Ok(address) };
+        let _context = runtime.enter();
+        let listener = TcpListener::from_std(listener)?;
+        runtime.spawn(async move {
             loop {
                 let Ok((stream, client)) = listener.accept().await else { continue };
                 // A connection that has ended meanwhile has no owner.
-                if let Some(from) = owner(client, address) {
+                if let Some(from) = owner(client, address, shared.variable) {
                     tokio::spawn(connect(stream, peer, (from, to), shared.clone()));
                 }
             }
@@ -99,27 +139,51 @@ impl Network {
         (0..nodes).flat_map(move |from| (0..nodes).filter(move |to| *to != from).map(move |to| (from, to)))
     }
 
-    /// Returns what was sent on each connection so far.
+    /// Returns what was sent on each connection so far, if that is recorded.
     pub fn sent(&self) -> Vec<Sent> {
-        self.shared.sent().clone()
+        self.shared.sent.as_ref().map_or_else(Vec::new, |sent| lock(sent).clone())
     }
 }
 
+impl Drop for Network {
+    fn drop(&mut self) {
+        // Within another runtime, an ordinary end of this one would panic.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Shared {
-    fn sent(&self) -> MutexGuard<'_, Vec<Sent>> {
-        self.sent.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Replaces the addresses that nodes tell each other by those of their proxies. All ports have five digits, so the length stays the
+    /// same.
+    fn translate(&self, bytes: &mut [u8]) {
+        for (listens, proxy) in lock(&self.told).iter() {
+            let (from, to) = (listens.to_string().into_bytes(), proxy.to_string().into_bytes());
+            if from.len() != to.len() {
+                continue;
+            }
+            let found = bytes.windows(from.len()).position(|window| window == from);
+            if let Some(at) = found {
+                bytes[at..at + to.len()].copy_from_slice(&to);
+            }
+        }
     }
 }
 
 /// Returns the node whose process has opened this connection.
-fn owner(client: SocketAddr, proxy: SocketAddr) -> Option<usize> {
+fn owner(client: SocketAddr, proxy: SocketAddr, variable: &str) -> Option<usize> {
     let socket = format!("socket:[{}]", inode(client, proxy).ok().flatten()?);
     let has_socket = |process: &fs::DirEntry| {
         let files = fs::read_dir(process.path().join("fd")).into_iter().flatten().filter_map(Result::ok);
         files.filter_map(|file| fs::read_link(file.path()).ok()).any(|target| target.as_os_str() == socket.as_str())
     };
     let processes = fs::read_dir("/proc").ok()?.filter_map(Result::ok);
-    let mut nodes = processes.filter_map(|process| Some((node(&process)?, process)));
+    let mut nodes = processes.filter_map(|process| Some((node(&process, variable)?, process)));
     nodes.find(|(_, process)| has_socket(process)).map(|(node, _)| node)
 }
 
@@ -151,10 +215,10 @@ fn inode(client: SocketAddr, proxy: SocketAddr) -> io::Result<Option<u32>> {
     Ok(inode)
 }
 
-/// Returns the number of the node that this process is, if it is one: `SERVE_NODE=node1` is node 0.
-fn node(process: &fs::DirEntry) -> Option<usize> {
-    let variables = fs::read(process.path().join("environ")).ok()?;
-    let name = variables.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(b"SERVE_NODE=node"))?;
+/// Returns the number of the node that this process is, if it is one.
+fn node(process: &fs::DirEntry, variable: &str) -> Option<usize> {
+    let (variables, prefix) = (fs::read(process.path().join("environ")).ok()?, format!("{variable}=node"));
+    let name = variables.split(|byte| *byte == 0).find_map(|one| one.strip_prefix(prefix.as_bytes()))?;
     std::str::from_utf8(name).ok()?.parse::<usize>().ok()?.checked_sub(1)
 }
 
@@ -162,12 +226,20 @@ async fn connect(client: TcpStream, peer: SocketAddr, (from, to): Way, shared: A
     client.set_nodelay(true)?;
     let server = TcpStream::connect(peer).await?;
     server.set_nodelay(true)?;
-    let number = {
-        let mut sent = shared.sent();
+    let number = shared.sent.as_ref().map(|sent| {
+        let mut sent = lock(sent);
         sent.push(Sent { from, to, bytes: Vec::new() });
         sent.len() - 1
+    });
+    let mut is_first = true;
+    let record = |bytes: &mut [u8]| {
+        if let (Some(sent), Some(number)) = (&shared.sent, number) {
+            lock(sent)[number].bytes.extend_from_slice(bytes);
+        }
+        if std::mem::take(&mut is_first) {
+            shared.translate(bytes);
+        }
     };
-    let record = |bytes: &[u8]| shared.sent()[number].bytes.extend_from_slice(bytes);
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     tokio::select! {
@@ -181,7 +253,7 @@ async fn pump(
     mut writer: OwnedWriteHalf,
     way: Way,
     shared: &Shared,
-    record: impl Fn(&[u8]),
+    mut record: impl FnMut(&mut [u8]),
 ) -> io::Result<()> {
     let mut lost = shared.lost.subscribe();
     let mut buffer = [0; 16 << 10];
@@ -192,7 +264,7 @@ async fn pump(
         if read == 0 {
             return Ok(());
         }
-        record(&buffer[..read]);
+        record(&mut buffer[..read]);
         writer.write_all(&buffer[..read]).await?;
     }
 }
