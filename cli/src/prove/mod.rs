@@ -1,6 +1,7 @@
 //! `palisade prove`: experiments that show why fencing is needed, on real processes and real resources.
 
 mod child;
+mod cluster;
 mod fencing;
 mod measure;
 mod order;
@@ -8,9 +9,11 @@ mod pauser;
 mod pauses;
 mod progress;
 mod redlock;
+mod server_process;
 mod show;
 mod store;
 mod wire;
+mod workload;
 mod writer;
 mod writers;
 
@@ -31,6 +34,7 @@ Examples:
   palisade prove pauses --resource postgres://localhost/try --for 1m
   palisade prove order
   palisade prove redlock --svg redlock.svg
+  palisade prove cluster --nodes 5 --for 2h
 
 Exit codes:
   0   updates were lost without a fence, and none with the strict fence
@@ -75,6 +79,24 @@ faketime (Debian: apt-get install redis-server faketime).
 
 Exit codes: as `palisade prove`; 1 if Redlock did not fail as it should, 2 if an update was lost despite the fence.";
 
+/// For `--help` of `cluster`.
+const CLUSTER_EXAMPLES: &str = "\
+Examples:
+  palisade prove cluster
+  palisade prove cluster --nodes 5 --for 2h --svg timeline.svg
+  palisade prove cluster --seed 7 --for 1m --json
+  palisade prove cluster --system etcd
+  palisade prove cluster --system zookeeper
+
+It starts a cluster on this machine, and processes that increment two numbers under its locks: one without a fence, one \
+strictly fenced. Some of them are stopped (SIGSTOP) for longer than the TTL while they hold a lock. Meanwhile nodes are \
+killed, stopped and cut off from each other, their wall clocks jump, and their disks fill up. Each fault ends, and the next \
+one begins after the cluster has granted a lock again. Ctrl-C ends the run early and prints the report.
+
+Wall clocks need faketime (Debian: apt-get install faketime). --system etcd needs etcd, --system zookeeper Java and ZooKeeper.
+
+Exit codes: as `palisade prove`; 69 if the cluster does not serve clients again within 90s.";
+
 /// The exit code of an inconclusive run.
 const INCONCLUSIVE: u8 = 1;
 /// The exit code when the strict fence has lost an update.
@@ -100,6 +122,10 @@ enum Experiment {
     /// Show how Redlock grants a lock to two clients at once, and how a fence prevents the damage
     #[command(after_help = REDLOCK_EXAMPLES)]
     Redlock(redlock::Options),
+
+    /// Kill, pause and cut off the nodes of a cluster, and count the updates that are lost
+    #[command(after_help = CLUSTER_EXAMPLES)]
+    Cluster(cluster::Options),
 }
 
 /// The resource of an experiment.
@@ -157,6 +183,7 @@ pub(crate) async fn run(options: &Options, global: &Global) -> Result<(), Failur
         Experiment::Pauses(options) => pauses::run(options, global).await,
         Experiment::Order(options) => order::run(options, global).await,
         Experiment::Redlock(options) => redlock::run(options).await,
+        Experiment::Cluster(options) => cluster::run(options).await,
     }
 }
 

@@ -6,6 +6,7 @@ use super::fencing::Fencing;
 use super::measure::{self, Plan, Until};
 use super::progress::Progress;
 use super::show::{self, Report};
+use super::workload::Settings;
 use super::{ResourceArgs, store};
 use crate::args::Global;
 use crate::outcome::{Failure, unless_closed};
@@ -53,14 +54,14 @@ pub(super) async fn run(options: &Options, global: &Global) -> Result<(), Failur
             "memory: serves a single process, and the writers are several; leave out --url, or name another engine";
         return Err(Failure::Misuse(message.to_owned()));
     }
-    let plan = Plan {
+    let settings = Settings {
         engine: setup.engine.clone(),
         resource: setup.resource.clone(),
         writers: options.writers.into(),
         ttl: options.ttl,
-        until: options.overtaken.map_or(Until::Passed(options.time), Until::Overtaken),
         seed: options.seed.unwrap_or_else(|| fastrand::u64(..1_000_000)),
     };
+    let plan = Plan { settings, until: options.overtaken.map_or(Until::Passed(options.time), Until::Overtaken) };
     let mut signals = Signals::listen()?;
     let mut results = Vec::new();
     let mut progress = Progress::new();
@@ -68,8 +69,8 @@ pub(super) async fn run(options: &Options, global: &Global) -> Result<(), Failur
         results.push((fencing, measure::run(&plan, fencing, &mut progress, &mut signals).await?));
     }
     drop(progress);
-    let resource = store::open(&plan.resource, "palisade_proof").await?.describe();
-    let engine = palisade::split_secret(&plan.engine).0;
+    let resource = store::open(&plan.settings.resource, "palisade_proof").await?.describe();
+    let engine = palisade::split_secret(&plan.settings.engine).0;
     let report = Report { plan: &plan, resource, engine, results };
     let mut out = anstream::stdout().lock();
     unless_closed(match options.json {

@@ -4,7 +4,8 @@ use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use super::fencing::Fencing;
-use super::measure::{Counts, Until};
+use super::measure::Until;
+use super::workload::Counts;
 use crate::spinner::Spinner;
 use crate::text::time;
 
@@ -23,19 +24,23 @@ impl Progress {
     }
 
     pub(super) fn show(&mut self, fencing: Fencing, until: Until, elapsed: Duration, counts: &Counts) {
+        self.show_text(|| {
+            let rest = match until {
+                Until::Passed(all) => format!("{} left", time(all.saturating_sub(elapsed))),
+                Until::Overtaken(times) => format!("overtaken {} of {times} times", counts.overtaken),
+            };
+            let Counts { acknowledged, refused, pauses, .. } = counts;
+            format!("{}: {rest}, {acknowledged} acknowledged, {refused} refused, {pauses} pauses", fencing.name())
+        });
+    }
+
+    /// Shows a text, unless another one was shown a moment ago.
+    pub(super) fn show_text(&mut self, text: impl FnOnce() -> String) {
         let Some(spinner) = &mut self.spinner else { return };
         if self.shown_at.is_some_and(|at| at.elapsed() < FRAME_TIME) {
             return;
         }
         self.shown_at = Some(Instant::now());
-        let rest = match until {
-            Until::Passed(all) => format!("{} left", time(all.saturating_sub(elapsed))),
-            Until::Overtaken(times) => format!("overtaken {} of {times} times", counts.overtaken),
-        };
-        let Counts { acknowledged, refused, pauses, .. } = counts;
-        spinner.redraw(&format!(
-            "{}: {rest}, {acknowledged} acknowledged, {refused} refused, {pauses} pauses",
-            fencing.name()
-        ));
+        spinner.redraw(&text());
     }
 }

@@ -6,7 +6,8 @@ use clap::builder::styling::{AnsiColor, Style};
 use serde::Serialize;
 
 use super::fencing::Fencing;
-use super::measure::{Counts, Plan, Until};
+use super::measure::{Plan, Until};
+use super::workload::{Counts, Settings};
 use super::{FENCE_BROKEN, INCONCLUSIVE};
 use crate::text::{plain, print_json, time};
 use crate::view::table::{self, Column::Short};
@@ -35,8 +36,9 @@ struct Json<'a> {
     shown: bool,
 }
 
+/// The result with one kind of fencing.
 #[derive(Serialize)]
-struct JsonResult<'a> {
+pub(super) struct JsonResult<'a> {
     #[serde(rename = "scheme")]
     fencing: Fencing,
     #[serde(flatten)]
@@ -57,15 +59,19 @@ enum Verdict {
 
 impl Report<'_> {
     pub(super) fn exit_code(&self) -> u8 {
-        let verdicts: Vec<Verdict> =
-            self.results.iter().map(|(fencing, counts)| verdict_of(*fencing, counts)).collect();
-        if verdicts.contains(&Verdict::Broken) {
-            FENCE_BROKEN
-        } else if verdicts.contains(&Verdict::Inconclusive) {
-            INCONCLUSIVE
-        } else {
-            0
-        }
+        exit_code(&self.results)
+    }
+}
+
+/// Returns the exit code for these results.
+pub(super) fn exit_code(results: &[(Fencing, Counts)]) -> u8 {
+    let verdicts: Vec<Verdict> = results.iter().map(|(fencing, counts)| verdict_of(*fencing, counts)).collect();
+    if verdicts.contains(&Verdict::Broken) {
+        FENCE_BROKEN
+    } else if verdicts.contains(&Verdict::Inconclusive) {
+        INCONCLUSIVE
+    } else {
+        0
     }
 }
 
@@ -105,20 +111,22 @@ fn verdict(fencing: Fencing, counts: &Counts) -> String {
     }
 }
 
+/// Returns the results for JSON.
+pub(super) fn json_results(results: &[(Fencing, Counts)]) -> Vec<JsonResult<'_>> {
+    let json = |(fencing, counts)| JsonResult { fencing, counts, verdict: verdict(fencing, counts) };
+    results.iter().map(|(fencing, counts)| json((*fencing, counts))).collect()
+}
+
 /// Prints the report as JSON.
 pub(super) fn as_json(report: &Report<'_>, out: &mut impl Write) -> io::Result<()> {
-    let results = report.results.iter().map(|(fencing, counts)| {
-        let verdict = verdict(*fencing, counts);
-        JsonResult { fencing: *fencing, counts, verdict }
-    });
     let json = Json {
         schema: SCHEMA,
         resource: &report.resource,
         engine: &report.engine,
-        writers: report.plan.writers,
-        ttl_ms: report.plan.ttl.as_millis(),
-        seed: report.plan.seed,
-        results: results.collect(),
+        writers: report.plan.settings.writers,
+        ttl_ms: report.plan.settings.ttl.as_millis(),
+        seed: report.plan.settings.seed,
+        results: json_results(&report.results),
         shown: report.exit_code() == 0,
     };
     print_json(&json, out)
@@ -126,7 +134,7 @@ pub(super) fn as_json(report: &Report<'_>, out: &mut impl Write) -> io::Result<(
 
 /// Prints the report as text.
 pub(super) fn as_text(report: &Report<'_>, out: &mut impl Write) -> io::Result<()> {
-    let Plan { writers, ttl, until, seed, .. } = report.plan;
+    let Plan { settings: Settings { writers, ttl, seed, .. }, until } = report.plan;
     let bold = Style::new().bold();
     let until = match until {
         Until::Passed(all) => format!("{} each", time(*all)),
@@ -135,16 +143,27 @@ pub(super) fn as_text(report: &Report<'_>, out: &mut impl Write) -> io::Result<(
     };
     writeln!(out, "{bold}{}{bold:#}, locks of {}", plain(&report.resource), plain(&report.engine))?;
     writeln!(out, "{writers} writers, TTL {}, {until}, seed {seed}\n", time(*ttl))?;
+    print_counts(&report.results, out)?;
+    writeln!(out)?;
+    print_verdicts(&report.results, out)?;
+    out.flush()
+}
+
+/// Prints the table of the counts.
+pub(super) fn print_counts(results: &[(Fencing, Counts)], out: &mut impl Write) -> io::Result<()> {
     let columns = ["FENCING", "ACKNOWLEDGED", "REFUSED", "LOST", "PAUSES", "OVERTAKEN"];
     let mut table = table::table(&columns.map(Short));
-    for (fencing, counts) in &report.results {
+    for (fencing, counts) in results {
         let Counts { acknowledged, refused, lost, pauses, overtaken, .. } = counts;
         let numbers = [acknowledged, refused, lost, pauses, overtaken];
         table.add_row(std::iter::once(fencing.name().to_owned()).chain(numbers.map(u64::to_string)));
     }
-    table::print(&table, out)?;
-    writeln!(out)?;
-    for (fencing, counts) in &report.results {
+    table::print(&table, out)
+}
+
+/// Prints a line about each result.
+pub(super) fn print_verdicts(results: &[(Fencing, Counts)], out: &mut impl Write) -> io::Result<()> {
+    for (fencing, counts) in results {
         let colour = match (verdict_of(*fencing, counts), fencing) {
             (Verdict::Shown, Fencing::Strict) => AnsiColor::Green.on_default().bold(),
             (Verdict::Shown, _) if counts.lost == 0 => Style::new(),
@@ -160,7 +179,7 @@ pub(super) fn as_text(report: &Report<'_>, out: &mut impl Write) -> io::Result<(
             )?;
         }
     }
-    out.flush()
+    Ok(())
 }
 
 #[cfg(test)]
@@ -175,14 +194,9 @@ mod tests {
     }
 
     fn plan() -> Plan {
-        Plan {
-            engine: String::new(),
-            resource: String::new(),
-            writers: 5,
-            ttl: Duration::from_secs(2),
-            until: Until::Passed(Duration::from_secs(20)),
-            seed: 7,
-        }
+        let (engine, resource, ttl) = (String::new(), String::new(), Duration::from_secs(2));
+        let settings = Settings { engine, resource, writers: 5, ttl, seed: 7 };
+        Plan { settings, until: Until::Passed(Duration::from_secs(20)) }
     }
 
     fn counts() -> [Counts; 3] {

@@ -3,8 +3,11 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use palisade_cli::harness::free_port;
+use palisade_cli::harness::wall_clock::WallClock;
+
 use super::client_process::ClientProcess;
-use super::servers::{Clock, Kind, Server, free_address};
+use super::servers::{Kind, Server};
 use super::timeline::{Actor, Protection, Schedule, StepKind, Timeline};
 use super::wire::{ClientConfig, Reply, Request};
 use crate::outcome::Failure;
@@ -41,7 +44,7 @@ impl Setup {
             let folder = folder.join(format!("{schedule:?}-{protection:?}-{number}"));
             std::fs::create_dir_all(&folder)?;
             let jumps = schedule == Schedule::Clock && number == FAULTY_SERVER.min(count - 1);
-            let clock = if jumps { Some(Clock::new(&folder)?) } else { None };
+            let clock = if jumps { Some(WallClock::new(&folder.join("time"))?.with_libc()) } else { None };
             servers.push(Server::start(kind, folder, clock).await?);
         }
         Ok(Setup { schedule, protection, ttl, servers, began: Instant::now() })
@@ -55,7 +58,7 @@ impl Setup {
         let mut nodes: Vec<_> = self.servers.iter().map(|server| server.address).collect();
         if actor == Actor::A && self.schedule != Schedule::Pause {
             for node in &mut nodes[FAULTY_SERVER + 1..] {
-                *node = free_address()?;
+                *node = free_port()?;
             }
         }
         let nodes: Vec<_> = nodes.iter().map(ToString::to_string).collect();
