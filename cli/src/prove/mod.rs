@@ -2,6 +2,7 @@
 
 mod child;
 mod cluster;
+mod drawing;
 mod fencing;
 mod measure;
 mod order;

@@ -7,8 +7,11 @@ mod nodes;
 mod probe;
 mod record;
 mod show;
+mod svg;
 mod system;
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use self::experiment::Plan;
@@ -47,6 +50,10 @@ pub(super) struct Options {
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 
+    /// Draw a timeline of leaders, faults and grants into this file as well
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+
     /// Print JSON: one object, whose `schema` number changes when its fields do
     #[arg(long)]
     json: bool,
@@ -60,9 +67,18 @@ fn parse_nodes(text: &str) -> Result<usize, String> {
     }
 }
 
+fn write(file: &Path, text: &str) -> Result<(), Failure> {
+    let cannot = |error| Failure::Misuse(format!("cannot write {}: {error}", file.display()));
+    fs::write(file, text).map_err(cannot)
+}
+
 /// Runs the experiment and prints the report.
 pub(super) async fn run(options: &Options) -> Result<(), Failure> {
     options.system.ensure_usable()?;
+    // Before the run, which may take hours.
+    if let Some(file) = &options.svg {
+        write(file, "")?;
+    }
     let plan = Plan {
         system: options.system,
         nodes: options.nodes,
@@ -81,6 +97,9 @@ pub(super) async fn run(options: &Options) -> Result<(), Failure> {
             return Err(failure);
         }
     };
+    if let Some(file) = &options.svg {
+        write(file, &svg::drawing(&plan, &outcome))?;
+    }
     let mut out = anstream::stdout().lock();
     unless_closed(match options.json {
         true => show::as_json(&plan, &outcome, &mut out),

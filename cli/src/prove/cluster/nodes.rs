@@ -165,8 +165,8 @@ impl Nodes {
     }
 
     fn start_node(&mut self, at: usize) -> io::Result<()> {
-        let (node, system) = (&mut self.nodes[at], self.system);
-        let clock = node.clock.as_ref().map(|clock| system.clock_variables(clock));
+        let node = &mut self.nodes[at];
+        let clock = node.clock.as_ref().map(WallClock::variables);
         let variables = clock.into_iter().flatten().chain([(NODE, node.name.as_str())]);
         let log = node.folder.join("log");
         // The process before this one must be gone before the new one opens its files.

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use clap::ValueEnum;
 use palisade_cli::harness::etcd::PeerAddress;
 use palisade_cli::harness::network::Network;
-use palisade_cli::harness::wall_clock::{self, WallClock};
+use palisade_cli::harness::wall_clock;
 use palisade_cli::harness::{Leadership, etcd, free_port, service, zookeeper};
 use serde::Serialize;
 
@@ -90,18 +90,13 @@ impl System {
             FaultKind::Clock if self == System::Etcd => {
                 Some("faketime has no effect on programs in Go, which read the clock without the C library")
             }
+            FaultKind::Clock if self == System::Zookeeper => {
+                Some("several Java servers under faketime are too slow to elect a leader")
+            }
             FaultKind::Clock if wall_clock::library().is_none() => {
                 Some("faketime is not installed; on Debian: apt-get install faketime")
             }
             _ => None,
-        }
-    }
-
-    /// Returns the variables with which a node uses this clock.
-    pub(super) fn clock_variables(self, clock: &WallClock) -> [(&str, &str); 4] {
-        match self {
-            System::Palisade | System::Etcd => clock.variables(),
-            System::Zookeeper => clock.cached_variables(),
         }
     }
 

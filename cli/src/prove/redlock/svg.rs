@@ -1,8 +1,7 @@
 //! The timelines as a drawing that is readable on light and on dark pages.
 
-use std::fmt::Write;
-
 use super::timeline::{Actor, Step, StepKind, Timeline};
+use crate::prove::drawing::{document, escaped, put};
 
 const WIDTH: u64 = 960;
 /// The x coordinate of the start of the time axis, and the length of the axis.
@@ -63,11 +62,7 @@ pub(super) fn drawing(timelines: &[Timeline]) -> String {
         draw(&mut body, timeline, y, end_ms);
         y += HEIGHT;
     }
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {y}\" width=\"{WIDTH}\" height=\"{y}\" \
-         role=\"img\" aria-labelledby=\"title\">\n<title id=\"title\">Redlock gives one lock to two, and what a fence \
-         makes of it</title>\n<style>\n{STYLE}\n</style>\n<rect class=\"page\" width=\"{WIDTH}\" height=\"{y}\"/>\n{body}</svg>\n"
-    )
+    document("Redlock gives one lock to two, and what a fence makes of it", (WIDTH, y), STYLE, &body)
 }
 
 fn draw(body: &mut String, timeline: &Timeline, top: u64, end_ms: u64) {
@@ -196,15 +191,6 @@ fn label(step: &Step) -> String {
     })
 }
 
-fn put(body: &mut String, line: &str) {
-    // Writing to a string does not fail.
-    let _ = writeln!(body, "{line}");
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::timeline::tests::timeline;
@@ -220,10 +206,5 @@ mod tests {
         }
         assert!(drawing.starts_with("<svg ") && drawing.ends_with("</svg>\n"));
         assert!(drawing.contains("prefers-color-scheme: dark"));
-    }
-
-    #[test]
-    fn text_is_escaped() {
-        assert_eq!(escaped("<a & b>"), "&lt;a &amp; b&gt;");
     }
 }
