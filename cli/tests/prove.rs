@@ -4,16 +4,13 @@
 mod sandbox;
 
 use std::fs;
-use std::time::Duration;
 
 use palisade::engine::Watched;
 use palisade::{Ending, Event, SessionEnd};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::OwnedFd;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::sandbox::{Numbers, Sandbox};
+use crate::sandbox::{Numbers, Sandbox, have_ended};
 
 fn json(text: &str) -> Value {
     serde_json::from_str(text).expect("JSON")
@@ -93,21 +90,6 @@ fn in_the_wrong_order_a_ratchet_loses_an_update_and_a_seal_does_not() {
     assert_eq!(leftovers(&sandbox), [""; 0]);
 }
 
-/// The processes that a process has started.
-fn children(pid: Pid) -> Vec<Pid> {
-    let pid = pid.as_raw_nonzero();
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-    children.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap()).collect()
-}
-
-/// Waits for these processes, and returns whether all have ended.
-fn have_ended(processes: &[OwnedFd]) -> bool {
-    let timeout = Timespec::try_from(Duration::from_secs(60)).unwrap();
-    processes
-        .iter()
-        .all(|process| poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&timeout)).is_ok_and(|ended| ended == 1))
-}
-
 #[test]
 fn no_writer_outlives_the_experiment() {
     for (signal, code) in [(Signal::INT, Some(130)), (Signal::TERM, Some(143)), (Signal::KILL, None)] {
@@ -121,10 +103,8 @@ fn no_writer_outlives_the_experiment() {
             matches!(seen, Watched::Event(Event::GrantEnded { how: Ending::SessionEnded(SessionEnd::Expired), .. }))
         };
         assert!(watch.any(is_expiry), "the watch lasts as long as its client");
-        let writers = children(running.pid());
+        let writers = running.children();
         assert_eq!(writers.len(), 5, "they are its children");
-        let writers: Vec<_> =
-            writers.into_iter().map(|pid| pidfd_open(pid, PidfdFlags::empty()).expect("it runs")).collect();
         running.signal(signal);
         assert_eq!(running.end().code(), code, "{signal:?}");
         assert!(have_ended(&writers), "{signal:?}");
@@ -215,17 +195,9 @@ fn no_server_outlives_the_experiment() {
     for (signal, code) in [(Signal::TERM, Some(143)), (Signal::KILL, None)] {
         let sandbox = Sandbox::new();
         let running = sandbox.start(&["prove", "redlock"]);
-        let servers = loop {
-            let servers = children(running.pid());
-            if servers.len() >= 5 {
-                break servers;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        let servers: Vec<_> =
-            servers.into_iter().filter_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()).collect();
+        let servers = running.until_children(5);
         running.signal(signal);
         assert_eq!(running.end().code(), code, "{signal:?}");
-        assert!(servers.len() >= 5 && have_ended(&servers), "{signal:?}");
+        assert!(have_ended(&servers), "{signal:?}");
     }
 }

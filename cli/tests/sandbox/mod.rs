@@ -11,8 +11,11 @@ use std::io::{BufRead, BufReader, Lines};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use tempfile::TempDir;
 
 use bounded::TIMEOUT;
@@ -165,6 +168,27 @@ impl Running {
         kill_process(self.pid(), signal).expect("it runs");
     }
 
+    /// Returns the processes that it has started, and that run.
+    pub(crate) fn children(&self) -> Vec<OwnedFd> {
+        let pid = self.pid().as_raw_nonzero();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it runs");
+        let pids = children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+        pids.filter_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()).collect()
+    }
+
+    /// Waits until it has started this many processes, and returns them.
+    pub(crate) fn until_children(&self, count: usize) -> Vec<OwnedFd> {
+        let began = Instant::now();
+        loop {
+            let children = self.children();
+            if children.len() >= count {
+                return children;
+            }
+            assert!(began.elapsed() < TIMEOUT, "{} of {count} processes run", children.len());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Waits for the command to exit.
     pub(crate) fn end(mut self) -> ExitStatus {
         let pid = self.pid();
@@ -174,6 +198,14 @@ impl Running {
             panic!("it did not end within {TIMEOUT:?}")
         })
     }
+}
+
+/// Waits for these processes, and returns whether all have ended.
+pub(crate) fn have_ended(processes: &[OwnedFd]) -> bool {
+    let timeout = Timespec::try_from(TIMEOUT).expect("it is short");
+    let has_ended =
+        |process| poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&timeout)).is_ok_and(|ended| ended == 1);
+    processes.iter().all(has_ended)
 }
 
 /// Waits for a process to exit; `None` if it does not in time.

@@ -224,7 +224,9 @@ impl<'p> Experiment<'p> {
         let mut results = Vec::new();
         for (fencing, mut counter) in [(Fencing::None, self.unfenced), (Fencing::Strict, self.fenced)] {
             counter.workload.finish().await?;
-            results.push((fencing, counter.workload.count_lost(&*counter.store).await?));
+            let counting = counter.workload.count_lost(&*counter.store);
+            let counted = tokio::time::timeout(RECOVERY_TIMEOUT, counting).await;
+            results.push((fencing, counted.map_err(|_| not_served(&self.nodes, None))??));
         }
         Ok((results, self.record))
     }

@@ -11,15 +11,15 @@ use crate::text::time_ms;
 
 const WIDTH: u64 = 960;
 /// The x coordinate of the start of the time axis, and the length of the axis.
-const LEFT: u64 = 112;
-const LENGTH: u64 = 828;
+const LEFT: u64 = 124;
+const LENGTH: u64 = 816;
 /// The height of a node's row, with the bar of its leadership above the bar of its faults.
 const ROW: u64 = 34;
 /// The height of the chart of grants, and of the rows with ticks.
 const CHART: u64 = 90;
 const TICKS: u64 = 26;
 /// The bars of the chart of grants, at most.
-const BARS: u64 = 276;
+const BARS: u64 = 272;
 /// How far the marks of the time axis may be from each other, in milliseconds.
 const MARKS_MS: [u64; 10] = [1000, 5000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000, 3_600_000, 14_400_000];
 
