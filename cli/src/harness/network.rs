@@ -268,3 +268,23 @@ async fn pump(
         writer.write_all(&buffer[..read]).await?;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_a_node_tells_is_replaced_by_its_proxy() {
+        let mut network = Network::start("NODE").unwrap();
+        let listens = "127.0.0.1:10001".parse().unwrap();
+        let reached = network.add(listens).unwrap();
+        assert_eq!(network.ways().count(), 0);
+        let mut bytes = *b"at 127.0.0.1:10001 and 127.0.0.1:10002";
+        network.shared.translate(&mut bytes);
+        assert_eq!(&bytes, b"at 127.0.0.1:10001 and 127.0.0.1:10002", "it was not told");
+        let told = network.add_told_address("127.0.0.1:10002".parse().unwrap()).unwrap();
+        network.shared.translate(&mut bytes);
+        assert_eq!(String::from_utf8_lossy(&bytes), format!("at 127.0.0.1:10001 and {told}"));
+        assert_ne!(reached, told);
+    }
+}

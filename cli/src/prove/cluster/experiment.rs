@@ -47,7 +47,7 @@ pub(super) struct Outcome {
 }
 
 /// A fault that lasts.
-struct Lasting {
+struct ActiveFault {
     fault: Fault,
     number: usize,
     until: Instant,
@@ -57,7 +57,7 @@ enum Phase {
     /// The cluster works. The next fault begins at this time.
     Healthy { until: Instant },
     /// At least one fault lasts. Another one may begin at some time.
-    Faulty { lasting: Vec<Lasting>, next: Option<(Instant, Fault)> },
+    Faulty { active: Vec<ActiveFault>, next: Option<(Instant, Fault)> },
     /// All faults have ended at this time, and the cluster may not yet serve clients.
     Recovering { since: Instant },
 }
@@ -160,15 +160,15 @@ impl<'p> Experiment<'p> {
                     self.begin_fault(now)?;
                 }
             }
-            Phase::Faulty { lasting, next } => {
-                for ended in lasting.extract_if(.., |lasting| lasting.until <= now) {
+            Phase::Faulty { active, next } => {
+                for ended in active.extract_if(.., |active| active.until <= now) {
                     self.nodes.heal(&ended.fault)?;
                     self.record.fault_ended(ended.number);
                 }
-                if let Some((_, fault)) = next.take_if(|(at, _)| *at <= now && !lasting.is_empty()) {
-                    lasting.push(inject(&mut self.nodes, &mut self.record, fault, now)?);
+                if let Some((_, fault)) = next.take_if(|(at, _)| *at <= now && !active.is_empty()) {
+                    active.push(inject(&mut self.nodes, &mut self.record, fault, now)?);
                 }
-                if lasting.is_empty() {
+                if active.is_empty() {
                     self.phase = Phase::Recovering { since: now };
                 }
             }
@@ -188,16 +188,16 @@ impl<'p> Experiment<'p> {
         let leader = self.record.leader();
         let Some(fault) = self.nemesis.next(leader) else { return Ok(()) };
         let next = self.nemesis.next_beside(&fault, leader).map(|(delay, fault)| (now + delay, fault));
-        let lasting = vec![inject(&mut self.nodes, &mut self.record, fault, now)?];
-        self.phase = Phase::Faulty { lasting, next };
+        let active = vec![inject(&mut self.nodes, &mut self.record, fault, now)?];
+        self.phase = Phase::Faulty { active, next };
         Ok(())
     }
 
     fn restart_ended(&mut self) -> Result<(), Failure> {
         let mut full = BTreeSet::new();
-        if let Phase::Faulty { lasting, .. } = &self.phase {
-            let filled = lasting.iter().filter(|lasting| lasting.fault.action == Action::FillDisk);
-            full.extend(filled.flat_map(|lasting| lasting.fault.nodes.iter().copied()));
+        if let Phase::Faulty { active, .. } = &self.phase {
+            let filled = active.iter().filter(|active| active.fault.action == Action::FillDisk);
+            full.extend(filled.flat_map(|active| active.fault.nodes.iter().copied()));
         }
         for (node, output) in self.nodes.restart_ended(&full)? {
             self.record.ended_unexpectedly(node, output);
@@ -207,8 +207,8 @@ impl<'p> Experiment<'p> {
 
     /// Ends all faults, waits until all writers have ended, and reads the numbers.
     async fn conclude(mut self) -> Result<(Vec<(Fencing, Counts)>, Record), Failure> {
-        if let Phase::Faulty { lasting, .. } = &self.phase {
-            for ended in lasting {
+        if let Phase::Faulty { active, .. } = &self.phase {
+            for ended in active {
                 self.nodes.heal(&ended.fault)?;
                 self.record.fault_ended(ended.number);
             }
@@ -238,8 +238,8 @@ impl<'p> Experiment<'p> {
         };
         let now = match &self.phase {
             Phase::Healthy { .. } => "all nodes work".to_owned(),
-            Phase::Faulty { lasting, .. } => {
-                list(&lasting.iter().map(|lasting| lasting.fault.kind.name().to_owned()).collect::<Vec<_>>())
+            Phase::Faulty { active, .. } => {
+                list(&active.iter().map(|active| active.fault.kind.name().to_owned()).collect::<Vec<_>>())
             }
             Phase::Recovering { .. } => "recovering".to_owned(),
         };
@@ -259,10 +259,10 @@ impl Counter {
     }
 }
 
-fn inject(nodes: &mut Nodes, record: &mut Record, fault: Fault, now: Instant) -> Result<Lasting, Failure> {
+fn inject(nodes: &mut Nodes, record: &mut Record, fault: Fault, now: Instant) -> Result<ActiveFault, Failure> {
     nodes.inject(&fault)?;
     let number = record.fault_began(&fault);
-    Ok(Lasting { number, until: now + fault.time, fault })
+    Ok(ActiveFault { number, until: now + fault.time, fault })
 }
 
 /// Waits until the cluster grants a lock.

@@ -131,3 +131,42 @@ pub(super) fn as_text(plan: &Plan, outcome: &Outcome, out: &mut impl Write) -> i
     print_verdicts(&outcome.results, out)?;
     out.flush()
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::time::Duration;
+
+    use super::super::record::tests::record;
+    use super::*;
+    use crate::prove::fencing::Fencing;
+    use crate::prove::workload::Counts;
+
+    pub(in crate::prove::cluster) fn outcome() -> (Plan, Outcome) {
+        let (ttl, time) = (Duration::from_secs(2), Duration::from_secs(6));
+        let plan = Plan { system: System::Palisade, nodes: 3, writers: 4, ttl, time, seed: 7 };
+        let counts = Counts { acknowledged: 50, number: 48, lost: 2, pauses: 3, overtaken: 2, ..Counts::default() };
+        let fenced = Counts { number: 50, lost: 0, refused: 1, ..counts.clone() };
+        let results = vec![(Fencing::None, counts), (Fencing::Strict, fenced)];
+        let skipped = vec![(FaultKind::Clock, "faketime is not installed")];
+        (plan, Outcome { results, record: record(), skipped, stopped_by: None })
+    }
+
+    fn text(plan: &Plan, outcome: &Outcome) -> String {
+        let mut text = Vec::new();
+        as_text(plan, outcome, &mut text).unwrap();
+        anstream::adapter::strip_bytes(&text).into_vec().try_into().unwrap()
+    }
+
+    #[test]
+    fn the_report_has_updates_faults_gaps_and_leaders() {
+        let (plan, mut outcome) = outcome();
+        insta::assert_snapshot!(text(&plan, &outcome));
+        outcome.record.unexpected_ends.push(UnexpectedEnd {
+            node: 1,
+            at_ms: 4500,
+            output: "panicked\u{1b}".to_owned(),
+        });
+        let text = text(&plan, &outcome);
+        assert!(text.contains("node2 ended by itself after 4.5s: panicked\\u{1b}\n"), "{text}");
+    }
+}

@@ -197,27 +197,12 @@ fn draw_legend(body: &mut String, y: u64) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use super::super::record::tests::record;
-    use super::super::system::System;
+    use super::super::show::tests::outcome;
     use super::*;
-    use crate::prove::workload::Counts;
 
     #[test]
     fn a_drawing_has_leaders_faults_grants_and_the_result() {
-        let plan = Plan {
-            system: System::Palisade,
-            nodes: 3,
-            writers: 4,
-            ttl: Duration::from_secs(2),
-            time: Duration::from_secs(6),
-            seed: 7,
-        };
-        let counts = Counts { acknowledged: 50, number: 48, lost: 2, ..Counts::default() };
-        let fenced = Counts { number: 50, lost: 0, refused: 1, ..counts.clone() };
-        let results = vec![(Fencing::None, counts), (Fencing::Strict, fenced)];
-        let outcome = Outcome { results, record: record(), skipped: Vec::new(), stopped_by: None };
+        let (plan, outcome) = outcome();
         let drawing = drawing(&plan, &outcome);
         for part in [
             "node3",
