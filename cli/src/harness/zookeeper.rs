@@ -25,11 +25,15 @@ pub fn settings(data: &Path, address: SocketAddr) -> String {
     )
 }
 
-/// Returns the arguments of `java` for a server with these settings, after these options.
+/// A logger to stderr, which a package has that Debian's ZooKeeper needs. Java ignores a jar that is missing.
+const LOGGER: &str = "/usr/share/java/slf4j-simple.jar";
+
+/// Returns the arguments of `java` for a server with these settings, with these options. It logs warnings.
 pub fn java_arguments(options: &[&str], settings: &Path) -> Vec<OsString> {
-    let options = options.iter().copied().chain(["-Djava.net.preferIPv4Stack=true", "-cp", JAR]);
-    let server = ["org.apache.zookeeper.server.quorum.QuorumPeerMain"];
-    options.chain(server).map(OsString::from).chain([settings.into()]).collect()
+    let usual = ["-Djava.net.preferIPv4Stack=true", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"];
+    let (class_path, server) = (format!("{JAR}:{LOGGER}"), "org.apache.zookeeper.server.quorum.QuorumPeerMain");
+    let words = usual.iter().chain(options).copied().chain(["-cp", &class_path, server]);
+    words.map(OsString::from).chain([settings.into()]).collect()
 }
 
 /// Returns the answer to a command of four letters.

@@ -35,6 +35,8 @@ pub(super) struct Counts {
     pub(super) acknowledged: u64,
     /// Updates that the fence refused.
     pub(super) refused: u64,
+    /// Those of them whose writer was not paused: its session ended, or the lock was granted twice.
+    pub(super) refused_awake: u64,
     /// Acknowledged updates that are gone. An update of unknown outcome that took effect hides one of them.
     pub(super) lost: u64,
     /// Acknowledged updates that wrote the same number as another one.
@@ -66,6 +68,8 @@ pub(super) struct Workload {
     paused: Vec<Paused>,
     /// The number that each writer has read and not written yet.
     pending_read: Vec<Option<u64>>,
+    /// Whether each writer was paused since its last update.
+    was_paused: Vec<bool>,
     written: BTreeSet<u64>,
     pub(super) counts: Counts,
 }
@@ -116,6 +120,7 @@ impl Workload {
             pauser: Pauser::new(settings.seed, settings.ttl),
             paused: Vec::new(),
             pending_read: vec![None; settings.writers],
+            was_paused: vec![false; settings.writers],
             written: BTreeSet::new(),
             counts: Counts::default(),
         })
@@ -178,6 +183,9 @@ impl Workload {
 
     fn note(&mut self, writer: usize, event: WriterEvent, may_pause: bool) -> io::Result<Step> {
         self.pending_read[writer] = None;
+        let is_paused = self.paused.iter().any(|paused| paused.writer == writer);
+        let was_paused = self.was_paused[writer] || is_paused;
+        self.was_paused[writer] = was_paused && (is_paused || matches!(event, WriterEvent::Read(_)));
         Ok(match event {
             WriterEvent::Read(number) => {
                 self.pending_read[writer] = Some(number);
@@ -197,6 +205,7 @@ impl Workload {
             }
             WriterEvent::Refused => {
                 self.counts.refused += 1;
+                self.counts.refused_awake += u64::from(!was_paused);
                 Step::Refused
             }
             WriterEvent::UnknownOutcome(message) => {
@@ -237,6 +246,7 @@ impl Workload {
         let Some(pause) = self.pauser.decide(holder, &running, has_overtaken) else { return Ok(()) };
         self.writers.pause(pause.writer)?;
         self.counts.pauses += 1;
+        self.was_paused[pause.writer] = true;
         let (writer, until, read) = (pause.writer, Instant::now() + pause.time, self.pending_read[pause.writer]);
         self.paused.push(Paused { writer, until, read, is_overtaken: false });
         Ok(())

@@ -2,14 +2,13 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use palisade_cli::harness::{self, zookeeper};
 use tempfile::TempDir;
 
 /// How long a server may take to start. None takes this long.
@@ -172,9 +171,10 @@ impl Server {
         );
         fs::write(directory.path().join("zoo.cfg"), settings).expect("a file");
         let mut command = Command::new("java");
-        command.args(["-Djava.net.preferIPv4Stack=true", "-cp", "/usr/share/java/zookeeper.jar"]);
-        command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(directory.path().join("zoo.cfg"));
-        let answers = move || ask_zookeeper(port).is_some_and(|answer| answer.contains("Mode: "));
+        command.args(zookeeper::java_arguments(&[], &directory.path().join("zoo.cfg")));
+        let answers = move || {
+            zookeeper::ask((Ipv4Addr::LOCALHOST, port).into(), "srvr").is_ok_and(|answer| answer.contains("Mode: "))
+        };
         Server::start(command, directory, format!("zookeeper://127.0.0.1:{port}"), port, answers)
     }
 
@@ -212,33 +212,15 @@ pub(crate) fn try_redis(port: u16, args: &[&str]) -> Option<String> {
     try_run("redis-cli", &[&["-p", &port.to_string()], args].concat())
 }
 
-/// Returns the answer of a ZooKeeper to the command `srvr`.
-fn ask_zookeeper(port: u16) -> Option<String> {
-    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
-    // A server that starts may accept a connection and never answer it.
-    stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
-    stream.write_all(b"srvr").ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    Some(answer)
-}
-
 fn try_run(program: &str, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output();
     let output = output.unwrap_or_else(|error| panic!("{program}: {error}; scripts/setup installs it"));
     output.status.success().then(|| String::from_utf8(output.stdout).expect("text").trim().to_owned())
 }
 
-/// A free port below the ephemeral range, so that no outgoing connection takes it before it is used.
+/// A free port below the ephemeral range.
 pub(crate) fn free_port() -> u16 {
-    const PORTS: std::ops::Range<u32> = 10_000..30_000;
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let begin = std::process::id().wrapping_mul(31);
-    let mut ports = PORTS.map(|_| {
-        let step = begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % PORTS.len() as u32;
-        u16::try_from(PORTS.start + step).expect("it is small")
-    });
-    ports.find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()).expect("a port is free")
+    harness::free_port().expect("a port is free").port()
 }
 
 /// Returns the command of a PostgreSQL tool. PostgreSQL refuses to run as root, so root starts it as another user.

@@ -173,11 +173,14 @@ impl<'p> Experiment<'p> {
                 }
             }
             Phase::Recovering { since } => {
-                if self.record.has_recovered(*since) {
+                let Some(missing) = self.record.missing_since(*since) else {
                     self.nodes.note_recovered();
                     self.phase = Phase::Healthy { until: now + self.nemesis.rest() };
-                } else if now.duration_since(*since) > RECOVERY_TIMEOUT {
-                    return Err(not_served(&self.nodes, self.record.faults.last().map(|fault| fault.kind)));
+                    return Ok(());
+                };
+                if now.duration_since(*since) > RECOVERY_TIMEOUT {
+                    let after = self.record.faults.last().map_or("the start", |fault| fault.kind.name());
+                    return Err(not_served(&self.nodes, &format!("{missing} after '{after}'")));
                 }
             }
         }
@@ -226,7 +229,7 @@ impl<'p> Experiment<'p> {
             counter.workload.finish().await?;
             let counting = counter.workload.count_lost(&*counter.store);
             let counted = tokio::time::timeout(RECOVERY_TIMEOUT, counting).await;
-            results.push((fencing, counted.map_err(|_| not_served(&self.nodes, None))??));
+            results.push((fencing, counted.map_err(|_| not_served(&self.nodes, "no lock was granted"))??));
         }
         Ok((results, self.record))
     }
@@ -277,11 +280,10 @@ async fn until_served(nodes: &Nodes, ttl: Duration) -> Result<(), Failure> {
             tokio::time::sleep(TICK).await;
         }
     };
-    tokio::time::timeout(RECOVERY_TIMEOUT, served).await.map_err(|_| not_served(nodes, None))
+    tokio::time::timeout(RECOVERY_TIMEOUT, served).await.map_err(|_| not_served(nodes, "no lock was granted"))
 }
 
-fn not_served(nodes: &Nodes, after: Option<FaultKind>) -> Failure {
-    let after = after.map_or(String::new(), |kind| format!(" after the fault '{}'", kind.name()));
+fn not_served(nodes: &Nodes, missing: &str) -> Failure {
     let (limit, output) = (time(RECOVERY_TIMEOUT), nodes.last_words());
-    Failure::Unavailable(format!("the cluster granted no lock for {limit}{after}; the nodes said:\n{output}"))
+    Failure::Unavailable(format!("for {limit} {missing}; the nodes printed:\n{output}"))
 }

@@ -22,6 +22,8 @@ use crate::prove::server_process::ServerProcess;
 const NODE: &str = "PALISADE_PROOF_NODE";
 /// The time between two questions to a node whether it leads.
 const POLL: Duration = Duration::from_millis(100);
+/// The shortest time between two starts of a node that ends by itself.
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
 /// The nodes, and the network between them. Dropping this kills them.
 pub(super) struct Nodes {
@@ -40,6 +42,7 @@ struct Node {
     clock: Option<WallClock>,
     /// `None` while it is killed.
     process: Option<ServerProcess>,
+    started_at: Instant,
     /// Its disk was full a moment ago, so that it may end.
     may_end: bool,
 }
@@ -64,7 +67,16 @@ impl Nodes {
         for (at, (plan, folder)) in plans.into_iter().zip(folders).enumerate() {
             let clock = if has_clocks { Some(WallClock::new(&folder.join("time"))?) } else { None };
             let (name, address, program) = (node_name(at), plan.address, plan.program);
-            nodes.push(Node { name, folder, address, program, clock, process: None, may_end: false });
+            nodes.push(Node {
+                name,
+                folder,
+                address,
+                program,
+                clock,
+                process: None,
+                started_at: Instant::now(),
+                may_end: false,
+            });
         }
         let mut nodes = Nodes { system, nodes, network, cuts: Vec::new() };
         (0..size).try_for_each(|at| nodes.start_node(at))?;
@@ -142,7 +154,9 @@ impl Nodes {
         for at in 0..self.nodes.len() {
             let node = &mut self.nodes[at];
             let Some(process) = &mut node.process else { continue };
-            if !process.has_ended()? || full.contains(&at) {
+            // A node that cannot start would otherwise be started thousands of times.
+            let is_early = node.started_at.elapsed() < RESTART_PAUSE;
+            if is_early || !process.has_ended()? || full.contains(&at) {
                 continue;
             }
             if !node.may_end {
@@ -171,6 +185,7 @@ impl Nodes {
         let log = node.folder.join("log");
         // The process before this one must be gone before the new one opens its files.
         node.process = None;
+        node.started_at = Instant::now();
         node.process = Some(ServerProcess::start(&mut node.program.command()?, variables, log)?);
         Ok(())
     }

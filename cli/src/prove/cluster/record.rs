@@ -144,10 +144,14 @@ impl Record {
         self.last_leader
     }
 
-    /// Whether every node has known a leader, and a lock was granted, since this time.
-    pub(super) fn has_recovered(&self, since: Instant) -> bool {
-        let is_granted = self.grants.last().is_some_and(|at| *at > self.ms(since));
-        is_granted && self.answered.iter().all(|at| at.is_some_and(|at| at > since))
+    /// Returns what is missing, unless every node has known a leader, and a lock was granted, since this time.
+    pub(super) fn missing_since(&self, since: Instant) -> Option<String> {
+        if self.grants.last().is_none_or(|at| *at <= self.ms(since)) {
+            return Some("no lock was granted".to_owned());
+        }
+        let is_silent = |at: &Option<Instant>| at.is_none_or(|at| at <= since);
+        let node = self.answered.iter().position(is_silent)?;
+        Some(format!("{} does not know a leader", node_name(node)))
     }
 
     /// Notes that a fault begins. Returns its number.
@@ -241,12 +245,13 @@ pub(super) mod tests {
         let mut record = Record::new(2);
         let since = record.began;
         let at = since + Duration::from_millis(10);
-        for node in [0, 1] {
-            assert!(!record.has_recovered(since));
+        assert_eq!(record.missing_since(since).as_deref(), Some("no lock was granted"));
+        record.grants.push(20);
+        for (node, name) in [(0, "node1"), (1, "node2")] {
+            assert_eq!(record.missing_since(since), Some(format!("{name} does not know a leader")));
             record.seen(Seen { node, at, leadership: Some(Leadership { is_leader: false, term: 1 }) });
         }
-        assert!(!record.has_recovered(since));
-        record.grants.push(20);
-        assert!(record.has_recovered(since) && !record.has_recovered(at + Duration::from_millis(50)));
+        assert_eq!(record.missing_since(since), None);
+        assert!(record.missing_since(at + Duration::from_millis(50)).is_some());
     }
 }

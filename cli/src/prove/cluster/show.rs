@@ -129,6 +129,16 @@ pub(super) fn as_text(plan: &Plan, outcome: &Outcome, out: &mut impl Write) -> i
         writeln!(out, "{red}{} ended by itself after {at}:{red:#} {}", node_name(*node), plain(output))?;
     }
     print_verdicts(&outcome.results, out)?;
+    let awake: u64 = outcome.results.iter().map(|(_, counts)| counts.refused_awake).sum();
+    if awake > 0 {
+        let updates = count(awake, "update was", "updates were");
+        let red = AnsiColor::Red.on_default().bold();
+        writeln!(
+            out,
+            "{red}{updates} refused although the writer was not paused: its session ended early, or the lock was granted \
+             twice{red:#}"
+        )?;
+    }
     out.flush()
 }
 
@@ -166,7 +176,9 @@ pub(super) mod tests {
             at_ms: 4500,
             output: "panicked\u{1b}".to_owned(),
         });
+        outcome.results[1].1.refused_awake = 1;
         let text = text(&plan, &outcome);
+        assert!(text.contains("\n1 update was refused although the writer was not paused"), "{text}");
         assert!(text.contains("node2 ended by itself after 4.5s: panicked\\u{1b}\n"), "{text}");
     }
 }

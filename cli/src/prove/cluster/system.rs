@@ -21,6 +21,10 @@ use crate::prove::{child, server_process};
 /// is dropped.
 const ZOOKEEPER_TIMES: &str = "tickTime=100\ninitLimit=100\nsyncLimit=20\nmaxSessionTimeout=7200000\n";
 
+/// The options of Java. The times in the log are needed to understand a run that fails.
+const ZOOKEEPER_OPTIONS: [&str; 3] =
+    ["-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=info", "-Dorg.slf4j.simpleLogger.showDateTime=true"];
+
 /// A system that keeps locks in a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -211,7 +215,7 @@ fn zookeeper_servers(
         fs::write(&file, settings)?;
         programs.push(Program::new(move || {
             let mut command = child::server("java");
-            command.args(zookeeper::java_arguments(&["-Xmx256m"], &file));
+            command.args(zookeeper::java_arguments(&ZOOKEEPER_OPTIONS, &file));
             Ok(command)
         }));
     }
