@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, netlink, recv, send, socket};
@@ -34,8 +35,9 @@ struct Shared {
     lost: watch::Sender<BTreeSet<Way>>,
     /// `None` if nothing is recorded.
     sent: Option<Mutex<Vec<Sent>>>,
-    /// The addresses that nodes tell each other, and those of their proxies.
-    told: Mutex<Vec<(SocketAddr, SocketAddr)>>,
+    /// For which node, the address on which another one listens, and where the first one reaches it.
+    proxies: Mutex<Vec<(usize, SocketAddr, SocketAddr)>>,
+    translates: AtomicBool,
 }
 
 /// The bytes that a node has sent on a connection that it has opened.
@@ -70,7 +72,13 @@ impl Network {
 
     fn start_with(variable: &'static str, sent: Option<Mutex<Vec<Sent>>>) -> io::Result<Network> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let shared = Shared { variable, lost: watch::Sender::default(), sent, told: Mutex::default() };
+        let shared = Shared {
+            variable,
+            lost: watch::Sender::default(),
+            sent,
+            proxies: Mutex::default(),
+            translates: AtomicBool::new(false),
+        };
         Ok(Network { runtime: Some(runtime), nodes: 0, shared: Arc::new(shared) })
     }
 
@@ -81,23 +89,30 @@ impl Network {
     /// There is no port.
     pub fn add(&mut self, peer: SocketAddr) -> io::Result<SocketAddr> {
         self.nodes += 1;
-        self.listen(self.nodes - 1, peer)
+        self.listen(None, self.nodes - 1, peer)
     }
 
-    /// Adds one more address on which the last node listens, and which it tells the others when it connects to them: as ZooKeeper's for
-    /// elections. The others are told the returned address instead.
+    /// Adds an address on which a node listens, for one other node. Returns where that one reaches it. A node of ZooKeeper needs this: it
+    /// closes some connections at once, before their owner is found.
     ///
     /// # Errors
     ///
     /// There is no port.
-    pub fn add_told_address(&mut self, peer: SocketAddr) -> io::Result<SocketAddr> {
-        let proxy = self.listen(self.nodes.saturating_sub(1), peer)?;
-        lock(&self.shared.told).push((peer, proxy));
+    pub fn add_way(&mut self, (from, to): Way, peer: SocketAddr) -> io::Result<SocketAddr> {
+        self.nodes = self.nodes.max(from.max(to) + 1);
+        let proxy = self.listen(Some(from), to, peer)?;
+        lock(&self.shared.proxies).push((from, peer, proxy));
         Ok(proxy)
     }
 
-    /// Starts the proxy before an address of a node.
-    fn listen(&self, to: usize, peer: SocketAddr) -> io::Result<SocketAddr> {
+    /// Replaces, at the begin of each connection to a node, the addresses on which others listen by those where it reaches them, added
+    /// with [`Network::add_way`]. A server of ZooKeeper tells others where it listens for elections, and they connect to it there.
+    pub fn translate_addresses(&self) {
+        self.shared.translates.store(true, Ordering::Relaxed);
+    }
+
+    /// Starts the proxy before an address of a node. Without `from`, it finds out which node has connected.
+    fn listen(&self, from: Option<usize>, to: usize, peer: SocketAddr) -> io::Result<SocketAddr> {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;
         let (address, shared) = (listener.local_addr()?, self.shared.clone());
@@ -108,7 +123,7 @@ impl Network {
             loop {
                 let Ok((stream, client)) = listener.accept().await else { continue };
                 // A connection that has ended meanwhile has no owner.
-                if let Some(from) = owner(client, address, shared.variable) {
+                if let Some(from) = from.or_else(|| owner(client, address, shared.variable)) {
                     tokio::spawn(connect(stream, peer, (from, to), shared.clone()));
                 }
             }
@@ -159,10 +174,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// Replaces the addresses that nodes tell each other by those of their proxies. All ports have five digits, so the length stays the
-    /// same.
-    fn translate(&self, bytes: &mut [u8]) {
-        for (listens, proxy) in lock(&self.told).iter() {
+    /// Replaces addresses in what is sent to a node, see [`Network::translate_addresses`]. All ports have five digits, so the length
+    /// stays the same.
+    fn translate(&self, to: usize, bytes: &mut [u8]) {
+        if !self.translates.load(Ordering::Relaxed) {
+            return;
+        }
+        for (_, listens, proxy) in lock(&self.proxies).iter().filter(|(from, ..)| *from == to) {
             let (from, to) = (listens.to_string().into_bytes(), proxy.to_string().into_bytes());
             if from.len() != to.len() {
                 continue;
@@ -237,7 +255,7 @@ async fn connect(client: TcpStream, peer: SocketAddr, (from, to): Way, shared: A
             lock(sent)[number].bytes.extend_from_slice(bytes);
         }
         if std::mem::take(&mut is_first) {
-            shared.translate(bytes);
+            shared.translate(to, bytes);
         }
     };
     let (from_client, to_client) = client.into_split();
@@ -277,14 +295,17 @@ mod tests {
     fn an_address_that_a_node_tells_is_replaced_by_its_proxy() {
         let mut network = Network::start("NODE").unwrap();
         let listens = "127.0.0.1:10001".parse().unwrap();
-        let reached = network.add(listens).unwrap();
-        assert_eq!(network.ways().count(), 0);
-        let mut bytes = *b"at 127.0.0.1:10001 and 127.0.0.1:10002";
-        network.shared.translate(&mut bytes);
-        assert_eq!(&bytes, b"at 127.0.0.1:10001 and 127.0.0.1:10002", "it was not told");
-        let told = network.add_told_address("127.0.0.1:10002".parse().unwrap()).unwrap();
-        network.shared.translate(&mut bytes);
-        assert_eq!(String::from_utf8_lossy(&bytes), format!("at 127.0.0.1:10001 and {told}"));
-        assert_ne!(reached, told);
+        let [from_1, from_2] = [1, 2].map(|from| network.add_way((from, 0), listens).unwrap());
+        assert!(from_1 != from_2 && network.ways().count() == 6);
+        let translated = |to| {
+            let mut bytes = *b"at 127.0.0.1:10001 and 127.0.0.1:10002";
+            network.shared.translate(to, &mut bytes);
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        assert_eq!(translated(1), "at 127.0.0.1:10001 and 127.0.0.1:10002");
+        network.translate_addresses();
+        assert_eq!(translated(1), format!("at {from_1} and 127.0.0.1:10002"));
+        assert_eq!(translated(2), format!("at {from_2} and 127.0.0.1:10002"));
+        assert_eq!(translated(0), "at 127.0.0.1:10001 and 127.0.0.1:10002");
     }
 }

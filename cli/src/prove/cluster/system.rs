@@ -194,19 +194,19 @@ fn zookeeper_servers(
     folders: &[&Path],
     addresses: &[SocketAddr],
 ) -> Result<Vec<Program>, Failure> {
-    // The ports for followers and for elections: where a server listens, and where the others reach it.
-    let mut ports = Vec::new();
-    for _ in folders {
-        let (followers, elections) = (free_port()?, free_port()?);
-        ports.push(([followers, elections], [network.add(followers)?, network.add_told_address(elections)?]));
-    }
+    // Where each server listens for followers and for elections.
+    let ports = folders.iter().map(|_| Ok([free_port()?, free_port()?])).collect::<io::Result<Vec<_>>>()?;
+    network.translate_addresses();
     let mut programs = Vec::new();
     for (at, folder) in folders.iter().enumerate() {
-        let server = |(other, (listens, reached)): (usize, &([SocketAddr; 2], [SocketAddr; 2]))| {
-            let [followers, elections] = if other == at { listens } else { reached };
-            format!("server.{}={followers}:{}\n", other + 1, elections.port())
-        };
-        let servers: String = ports.iter().enumerate().map(server).collect();
+        let mut servers = String::new();
+        for (other, [followers, elections]) in ports.iter().copied().enumerate() {
+            let [followers, elections] = match other == at {
+                true => [followers, elections],
+                false => [network.add_way((at, other), followers)?, network.add_way((at, other), elections)?],
+            };
+            servers += &format!("server.{}={followers}:{}\n", other + 1, elections.port());
+        }
         let data = folder.join("data");
         fs::create_dir_all(&data)?;
         fs::write(data.join("myid"), (at + 1).to_string())?;
