@@ -377,7 +377,7 @@ impl World {
     }
 
     /// Adds the next machine that is no member, with an empty disk and a new number.
-    pub(super) fn add_member(&mut self, from: usize) {
+    fn add_member(&mut self, from: usize) {
         let Some((leader, membership)) = self.members() else { return };
         let machines = self.hosts.len();
         let is_spare = |host: &usize| !membership.members.contains_key(&self.hosts[*host].id);
@@ -399,17 +399,22 @@ impl World {
         self.settle(leader);
     }
 
-    /// Adds two machines, of which the first gets nothing for a while. So both may get their votes at once.
+    /// Adds two machines that get nothing for a while. So both may get their votes at once.
     fn add_two(&mut self, from: usize) {
+        let until = self.now + Duration::from_secs(1) + self.random_time(Duration::from_secs(2));
+        self.add_cut_off(from, until);
+        self.plan_in(Duration::from_millis(300), Happening::Add { host: from, until });
+    }
+
+    /// Adds a machine that gets nothing until then.
+    pub(super) fn add_cut_off(&mut self, from: usize, until: Duration) {
         let before = self.last_member;
         self.add_member(from);
         if self.last_member > before {
             let id = self.last_member;
             let cut: Vec<_> = self.hosts.iter().map(|machine| (machine.id, id)).filter(|(a, b)| a != b).collect();
             self.cut.extend(&cut);
-            self.plan_in(Duration::from_millis(300), Happening::Add { host: from });
-            let until = Duration::from_secs(1) + self.random_time(Duration::from_secs(2));
-            self.plan_in(until, Happening::Mend { cut });
+            self.plan_at(until, Happening::Mend { cut });
         }
     }
 

@@ -118,6 +118,7 @@ pub(super) enum Happening {
     /// An operator adds a machine.
     Add {
         host: usize,
+        until: Duration,
     },
     Fault,
 }
@@ -343,7 +344,7 @@ impl World {
             Happening::Mend { cut } => self.cut.retain(|link| !cut.contains(link)),
             Happening::MendClient { client, host } => drop(self.client_cut.remove(&(client, host))),
             Happening::MendDisk { host } => self.hosts[host].disk.mend(),
-            Happening::Add { host } => self.add_member(host),
+            Happening::Add { host, until } => self.add_cut_off(host, until),
             Happening::Fault => {
                 if !self.is_calm.get() {
                     self.inject_fault();
