@@ -6,10 +6,10 @@ use std::time::Duration;
 use palisade_core::Machine;
 use thiserror::Error;
 
-use super::Node;
 use super::clients::Clients;
 use super::waits::Waits;
 use super::watches::Watches;
+use super::{Moment, Node};
 use crate::replica::{ELECTION_TICKS, Follower, MembershipChange, PeerMessage};
 use crate::storage::{Member, Membership, Snapshot};
 
@@ -308,6 +308,12 @@ impl Node {
                 self.replica.campaign();
             }
         }
+    }
+
+    /// Returns when the replica's clock advances next, or the node campaigns.
+    pub(super) fn next_replica_tick(&self) -> Moment {
+        let at = self.replica_ticked_at + REPLICA_TICK;
+        self.campaign_at.map_or(at, |campaign| campaign.min(at))
     }
 
     /// Handles that a member's connection was closed. If it was the leader, the node soon asks for votes; if the leader lives, the

@@ -450,8 +450,21 @@ impl Node {
         self.output.compaction = self.replica.compaction(compact_after);
         self.is_snapshot_wanted &= self.output.compaction.is_none();
         self.output.has_more = !self.reads.is_empty() || self.has_to_propose();
-        self.output.wake_at = self.ticked_at + TICK;
+        self.output.wake_at = self.next_tick();
         std::mem::take(&mut self.output)
+    }
+
+    /// Returns when the node wants the next tick: for its deadlines if it leads, and for the replica's clock.
+    fn next_tick(&self) -> Moment {
+        let mut at = self.next_replica_tick();
+        if !self.queue.is_empty() {
+            at = at.min(self.ticked_at + TICK);
+        }
+        if self.is_leader() {
+            let ticks = (at.saturating_sub(self.now).as_nanos() / TICK.as_nanos()) as u64 + 1;
+            at = at.min(self.sessions.next_look(ticks) + self.paused_for).min(self.waits.next_look(ticks));
+        }
+        at
     }
 
     /// Returns whether this node is the leader, and has applied everything that earlier leaders committed.

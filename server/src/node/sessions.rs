@@ -57,6 +57,11 @@ impl Sessions {
         *self = Sessions { ids, ..Sessions::new(0) };
     }
 
+    /// Returns when to look for passed deadlines again, not later than so many ticks after the last look.
+    pub(super) fn next_look(&self, ticks: u64) -> Moment {
+        self.deadlines.next_look(ticks).min(self.delays.next_look(ticks))
+    }
+
     pub(super) fn draw_id(&mut self) -> SessionId {
         SessionId::from_random(self.ids.draw())
     }

@@ -76,6 +76,11 @@ pub(super) struct Waits {
 }
 
 impl Waits {
+    /// Returns when to look for passed deadlines again, not later than so many ticks after the last look.
+    pub(super) fn next_look(&self, ticks: u64) -> Moment {
+        self.deadlines.next_look(ticks)
+    }
+
     pub(super) fn new() -> Waits {
         Waits {
             by_ticket: HashMap::new(),

@@ -61,6 +61,13 @@ impl<K: Copy + Eq + Hash> Wheel<K> {
         self.slots[(tick % SLOTS as u64) as usize].push(key);
     }
 
+    /// Returns when to look for passed deadlines again, not later than so many ticks after the last look.
+    pub(super) fn next_look(&self, ticks: u64) -> Moment {
+        let is_used = |tick: &u64| !self.slots[(tick % SLOTS as u64) as usize].is_empty();
+        let tick = (self.next..self.next + ticks).find(is_used).unwrap_or(self.next + ticks);
+        Duration::from_nanos((TICK.as_nanos() as u64).saturating_mul(tick))
+    }
+
     /// Removes and returns the keys whose deadlines have passed.
     pub(super) fn due(&mut self, now: Moment) -> Vec<K> {
         let last = u64::try_from(now.as_nanos() / TICK.as_nanos()).unwrap_or(u64::MAX);
@@ -121,6 +128,16 @@ mod tests {
         assert_eq!(wheel.due(MS * 290), []);
         assert_eq!(wheel.due(MS * 330), ['a']);
         assert_eq!(wheel.due(MS * 9_000), []);
+    }
+
+    #[test]
+    fn the_next_look_is_at_a_used_slot_or_after_so_many_ticks() {
+        let mut wheel = Wheel::new();
+        assert_eq!(wheel.next_look(5), MS * 100);
+        wheel.set('a', MS * 50);
+        assert_eq!([wheel.next_look(2), wheel.next_look(5)], [MS * 40, MS * 60]);
+        assert_eq!(wheel.due(MS * 60), ['a']);
+        assert_eq!(wheel.next_look(5), MS * 180);
     }
 
     #[test]
