@@ -122,8 +122,9 @@ impl<B: Backend> ClientState<B> {
         if let Some(session) = self.sessions.borrow_mut().remove(&session) {
             drop(session.notices.send(Notice::SessionEnded(how)));
         }
-        let ended: Vec<_> = self.waits.borrow_mut().extract_if(.., |(owner, _), _| *owner == session).collect();
-        for (_, wait) in ended {
+        let mut waits = self.waits.borrow_mut();
+        let ended: Vec<_> = waits.keys().filter(|(owner, _)| *owner == session).copied().collect();
+        for wait in ended.iter().filter_map(|key| waits.remove(key)) {
             drop(wait.outcome.send(Err(Failure::SessionEnded)));
         }
     }
@@ -144,8 +145,10 @@ impl<B: Backend> ClientState<B> {
         is_at_store: impl Fn(Token) -> bool,
     ) {
         if let Some(session) = self.sessions.borrow_mut().get_mut(&session) {
-            let is_missing = |token: &Token, _: &mut _| known.contains(token) && !is_at_store(*token);
-            for (token, _) in session.grants.extract_if(.., is_missing) {
+            let is_missing = |token: &Token| known.contains(token) && !is_at_store(*token);
+            let missing: Vec<_> = session.grants.keys().copied().filter(is_missing).collect();
+            for token in missing {
+                session.grants.remove(&token);
                 drop(session.notices.send(Notice::GrantEnded { token, how: forced_unseen::<B>(token) }));
             }
         }

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 use super::{Backend, ClientState, ConnectError};
 use crate::engine::Failure;
@@ -27,8 +27,9 @@ const SHORTEST_KEEP_ALIVE_TIMEOUT: Duration = Duration::from_millis(250);
 /// The current connection, and why the last attempt to open one failed.
 pub struct Reconnector<C> {
     current: RefCell<Option<Rc<C>>>,
-    /// Notified also when a connection was opened.
-    failures: watch::Sender<ConnectFailures>,
+    failures: RefCell<ConnectFailures>,
+    /// Wakes those who wait for a connection, in the order in which they came.
+    changed: Notify,
 }
 
 #[derive(Default)]
@@ -47,7 +48,7 @@ pub(super) enum ConnectionEnd {
 
 impl<C> Reconnector<C> {
     pub(super) fn new() -> Reconnector<C> {
-        Reconnector { current: RefCell::new(None), failures: watch::Sender::new(ConnectFailures::default()) }
+        Reconnector { current: RefCell::new(None), failures: RefCell::default(), changed: Notify::new() }
     }
 
     /// The connection, if one is open.
@@ -60,16 +61,13 @@ impl<C> Reconnector<C> {
         if let Some(connection) = self.current() {
             return Ok(connection);
         }
-        let mut failures = self.failures.subscribe();
-        let before = failures.borrow_and_update().count;
+        let before = self.failures.borrow().count;
         loop {
-            if failures.changed().await.is_err() {
-                unreachable!("the sender is in self");
-            }
+            self.changed.notified().await;
             if let Some(connection) = self.current() {
                 return Ok(connection);
             }
-            let now = failures.borrow_and_update();
+            let now = self.failures.borrow();
             if let Some(error) = now.last.as_ref().filter(|_| now.count > before) {
                 return Err(error.failure(false));
             }
@@ -88,7 +86,8 @@ impl<C> Reconnector<C> {
 
     pub(super) fn set(&self, connection: Rc<C>) {
         *self.current.borrow_mut() = Some(connection);
-        self.failures.send_modify(|failures| failures.last = None);
+        self.failures.borrow_mut().last = None;
+        self.changed.notify_waiters();
     }
 
     pub(super) fn unset(&self) {
@@ -96,10 +95,10 @@ impl<C> Reconnector<C> {
     }
 
     fn note_failed(&self, error: ConnectError) {
-        self.failures.send_modify(|failures| {
-            failures.count += 1;
-            failures.last = Some(error);
-        });
+        let mut failures = self.failures.borrow_mut();
+        *failures = ConnectFailures { count: failures.count + 1, last: Some(error) };
+        drop(failures);
+        self.changed.notify_waiters();
     }
 
     /// Calls `serve` for one connection after the other. A permanent error also ends every waiting acquire.
