@@ -5,13 +5,15 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
+use palisade_core::{Event, LockName};
 use rustls::AlertDescription;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, duplex, split};
 
+use super::ServiceBackend;
 use super::connection::{CALL_TIMEOUT, Connection, Stream};
 use super::wire::{self, Command};
-use crate::engine::Failure;
-use crate::engine::remote::{Peer, SecurityError};
+use crate::engine::remote::{ClientState, Peer, SecurityError};
+use crate::engine::{Failure, Watched};
 
 fn connection() -> Connection {
     Connection::new(Peer::new("the service", "host:1".to_owned()), Rc::default())
@@ -116,6 +118,32 @@ async fn a_command_that_may_have_been_sent_may_have_taken_effect() {
         match answer.await {
             Err(no_reply) => assert_eq!(no_reply.may_have_taken_effect, is_encrypted),
             other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// The service answers in the order of the commands, and pushes at once: an event may come before the reply to the watch.
+#[tokio::test]
+async fn watchers_learn_that_they_missed_events_before_the_first_event_of_a_new_connection() {
+    let event = Event::Resized { lock: LockName::new("a").expect("a name"), limit: 3 };
+    let json = serde_json::to_string(&event).expect("an event");
+    let push = format!(">3\r\n$5\r\nevent\r\n%0\r\n${}\r\n{json}\r\n", json.len());
+    for is_attached in [false, true] {
+        let client: Rc<ClientState<ServiceBackend>> = Rc::default();
+        let mut watch = client.watch("");
+        let connection = Connection::new(Peer::new("the service", "host:1".to_owned()), client);
+        if is_attached {
+            connection.attached();
+        }
+        let (near, mut far) = duplex(4096);
+        far.write_all(push.as_bytes()).await.expect("an open stream");
+        drop(far);
+        let (reader, writer) = split(near);
+        let stream = Stream { reader: Box::new(reader), writer: Box::new(writer), is_encrypted: false };
+        drop(connection.drive(stream).await);
+        let expected = [Watched::Missed, Watched::Event(event.clone())];
+        for expected in &expected[usize::from(is_attached)..] {
+            assert_eq!(watch.recv().await.as_ref(), Some(expected));
         }
     }
 }
