@@ -19,10 +19,23 @@ pub fn settings(data: &Path, address: SocketAddr) -> String {
     format!(
         "dataDir={}\nclientPort={}\nclientPortAddress={}\nmaxClientCnxns=0\nadmin.enableServer=false\n\
          4lw.commands.whitelist=*\n",
-        data.display(),
+        property(&data.display().to_string()),
         address.port(),
         address.ip(),
     )
+}
+
+/// Returns a value as a file of Java properties has it.
+fn property(value: &str) -> String {
+    let mut escaped = String::new();
+    for unit in value.encode_utf16() {
+        match char::from_u32(unit.into()).filter(char::is_ascii) {
+            Some('\\') => escaped += "\\\\",
+            Some(letter) => escaped.push(letter),
+            None => escaped += &format!("\\u{unit:04x}"),
+        }
+    }
+    escaped
 }
 
 /// A logger to stderr, which a package has that Debian's ZooKeeper needs. Java ignores a jar that is missing.

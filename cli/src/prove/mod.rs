@@ -43,6 +43,7 @@ Exit codes:
   2   an update was lost despite the strict fence: please report it
   64  misuse
   69  the engine or the resource cannot be used
+  74  reading or writing failed
   128+N  ended by signal N";
 
 /// For `--help` of `pauses`.
@@ -96,7 +97,7 @@ one begins after the cluster has granted a lock again. Ctrl-C ends the run early
 
 Wall clocks need faketime (Debian: apt-get install faketime). --system etcd needs etcd, --system zookeeper Java and ZooKeeper.
 
-Exit codes: as `palisade prove`; 69 if the cluster does not serve clients again within 90s.";
+Exit codes: as `palisade prove`; 69 if the cluster does not serve clients again within 90s, or a node ended by itself.";
 
 /// The exit code of an inconclusive run.
 const INCONCLUSIVE: u8 = 1;
@@ -183,8 +184,25 @@ pub(crate) async fn run(options: &Options, global: &Global) -> Result<(), Failur
     match &options.experiment {
         Experiment::Pauses(options) => pauses::run(options, global).await,
         Experiment::Order(options) => order::run(options, global).await,
-        Experiment::Redlock(options) => redlock::run(options).await,
-        Experiment::Cluster(options) => cluster::run(options).await,
+        Experiment::Redlock(options) => {
+            refuse_url(global, "redlock")?;
+            redlock::run(options).await
+        }
+        Experiment::Cluster(options) => {
+            refuse_url(global, "cluster")?;
+            cluster::run(options).await
+        }
+    }
+}
+
+/// Refuses a --url that would be ignored. PALISADE_URL is for the other commands of a shell.
+fn refuse_url(global: &Global, experiment: &str) -> Result<(), Failure> {
+    match &global.url {
+        Some(url) if std::env::var("PALISADE_URL").ok().as_ref() != Some(url) => {
+            let what = format!("prove {experiment} starts its own servers, and tests no other ones; leave out --url");
+            Err(Failure::Misuse(what))
+        }
+        _ => Ok(()),
     }
 }
 

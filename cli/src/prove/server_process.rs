@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use palisade_cli::harness::wall_clock::remove_shared_memory;
 use rustix::process::{Pid, Signal, kill_process};
@@ -36,8 +36,9 @@ impl ServerProcess {
         Pid::from_child(&self.process)
     }
 
-    pub(super) fn has_ended(&mut self) -> io::Result<bool> {
-        Ok(self.process.try_wait()?.is_some())
+    /// Returns how it has ended; `None` while it runs.
+    pub(super) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.process.try_wait()
     }
 
     /// Sends a signal, unless the process has ended.

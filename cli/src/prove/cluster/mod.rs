@@ -10,14 +10,13 @@ mod show;
 mod svg;
 mod system;
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use self::experiment::Plan;
 use self::system::System;
-use super::{FENCE_BROKEN, show::exit_code};
-use crate::outcome::{Failure, say, unless_closed};
+use super::{FENCE_BROKEN, drawing::DrawingFile, show::exit_code};
+use crate::outcome::{Failure, UNAVAILABLE, say, unless_closed};
 use crate::signals::Signals;
 use crate::text::{parse_time, parse_ttl};
 
@@ -67,18 +66,10 @@ fn parse_nodes(text: &str) -> Result<usize, String> {
     }
 }
 
-fn write(file: &Path, text: &str) -> Result<(), Failure> {
-    let cannot = |error| Failure::Misuse(format!("cannot write {}: {error}", file.display()));
-    fs::write(file, text).map_err(cannot)
-}
-
 /// Runs the experiment and prints the report.
 pub(super) async fn run(options: &Options) -> Result<(), Failure> {
     options.system.ensure_usable()?;
-    // Before the run, which may take hours.
-    if let Some(file) = &options.svg {
-        write(file, "")?;
-    }
+    let file = options.svg.as_deref().map(DrawingFile::check).transpose()?;
     let plan = Plan {
         system: options.system,
         nodes: options.nodes,
@@ -97,22 +88,22 @@ pub(super) async fn run(options: &Options) -> Result<(), Failure> {
             return Err(failure);
         }
     };
-    if let Some(file) = &options.svg {
-        write(file, &svg::drawing(&plan, &outcome))?;
-    }
     let mut out = anstream::stdout().lock();
     unless_closed(match options.json {
         true => show::as_json(&plan, &outcome, &mut out),
         false => show::as_text(&plan, &outcome, &mut out),
     })?;
     let code = exit_code(&outcome.results);
-    if code == FENCE_BROKEN || !outcome.record.unexpected_ends.is_empty() {
+    let has_crashed = !outcome.record.unexpected_ends.is_empty();
+    if code == FENCE_BROKEN || has_crashed {
         say(&format!("the files and logs of the nodes are kept in {}", folder.keep().display()));
     }
+    let drawn = file.map_or(Ok(()), |file| file.write(&svg::drawing(&plan, &outcome)));
     match (code, outcome.stopped_by) {
         (FENCE_BROKEN, _) => Err(Failure::Exit(code)),
         (_, Some(signal)) => Err(Failure::Exit(signal.exit_code())),
-        (0, None) => Ok(()),
+        _ if has_crashed => Err(Failure::Exit(UNAVAILABLE)),
+        (0, None) => drawn,
         (code, None) => Err(Failure::Exit(code)),
     }
 }

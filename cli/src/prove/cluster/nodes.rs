@@ -156,11 +156,9 @@ impl Nodes {
             let Some(process) = &mut node.process else { continue };
             // A node that cannot start would otherwise be started thousands of times.
             let is_early = node.started_at.elapsed() < RESTART_PAUSE;
-            if is_early || !process.has_ended()? || full.contains(&at) {
-                continue;
-            }
+            let Some(status) = process.ended()?.filter(|_| !is_early && !full.contains(&at)) else { continue };
             if !node.may_end {
-                unexpected.push((at, process.last_lines()));
+                unexpected.push((at, format!("{status}; {}", process.last_lines())));
             }
             self.start_node(at)?;
         }
@@ -205,7 +203,7 @@ impl Node {
     /// Lets all writes to files fail, or none. It sets the soft limit of their size: a hard one could not be raised again without rights.
     fn limit_files(&mut self, is_full: bool) -> io::Result<()> {
         let Some(process) = &mut self.process else { return Ok(()) };
-        if process.has_ended()? {
+        if process.ended()?.is_some() {
             return Ok(());
         }
         let usual = getrlimit(Resource::Fsize);

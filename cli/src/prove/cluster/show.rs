@@ -26,6 +26,8 @@ struct Json<'a> {
     ttl_ms: u128,
     seed: u64,
     ran_ms: u64,
+    /// Whether the user has ended it before its time.
+    is_stopped_early: bool,
     #[serde(rename = "schemes")]
     results: Vec<JsonResult<'a>>,
     /// How often each kind of fault was injected.
@@ -64,6 +66,7 @@ pub(super) fn as_json(plan: &Plan, outcome: &Outcome, out: &mut impl Write) -> i
         ttl_ms: plan.ttl.as_millis(),
         seed: plan.seed,
         ran_ms: record.end_ms,
+        is_stopped_early: outcome.stopped_by.is_some(),
         results: json_results(&outcome.results),
         faults: record.fault_counts(),
         skipped: outcome.skipped.iter().map(|(kind, reason)| Skipped { kind: *kind, reason }).collect(),
@@ -86,7 +89,8 @@ pub(super) fn as_json(plan: &Plan, outcome: &Outcome, out: &mut impl Write) -> i
 pub(super) fn describe(plan: &Plan, outcome: &Outcome) -> String {
     let Plan { nodes, writers, ttl, seed, .. } = plan;
     let (ttl, ran) = (time(*ttl), time_ms(outcome.record.end_ms));
-    format!("{nodes} nodes, {writers} writers for each number, TTL {ttl}, {ran}, seed {seed}")
+    let early = if outcome.stopped_by.is_some() { ", stopped early" } else { "" };
+    format!("{nodes} nodes, {writers} writers for each number, TTL {ttl}, {ran}, seed {seed}{early}")
 }
 
 /// Returns the grants, the gaps and the leaders in one line.
@@ -109,9 +113,6 @@ pub(super) fn describe_service(outcome: &Outcome) -> String {
 pub(super) fn as_text(plan: &Plan, outcome: &Outcome, out: &mut impl Write) -> io::Result<()> {
     let bold = Style::new().bold();
     writeln!(out, "{bold}{}{bold:#}, {}", plan.system.name(), describe(plan, outcome))?;
-    if outcome.stopped_by.is_some() {
-        writeln!(out, "Stopped early, at the user's request.")?;
-    }
     writeln!(out)?;
     print_counts(&outcome.results, out)?;
     writeln!(out)?;

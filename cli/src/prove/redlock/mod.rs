@@ -10,7 +10,6 @@ mod timeline;
 mod wire;
 
 use std::ffi::OsString;
-use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,6 +20,7 @@ use serde::Serialize;
 
 use self::scenario::Setup;
 use self::timeline::{Protection, Schedule, Timeline};
+use super::drawing::DrawingFile;
 use super::{FENCE_BROKEN, INCONCLUSIVE};
 use crate::outcome::{Failure, unless_closed};
 use crate::stop::until_stopped;
@@ -73,6 +73,7 @@ pub(super) fn run_as_child(args: &[OsString]) -> Option<ExitCode> {
 /// Runs all schedules and prints the timelines.
 pub(super) async fn run(options: &Options) -> Result<(), Failure> {
     servers::ensure_installed()?;
+    let file = options.svg.as_deref().map(DrawingFile::check).transpose()?;
     let folder = tempfile::Builder::new().prefix("palisade-proof-").tempdir()?;
     let mut timelines = Vec::new();
     until_stopped(async {
@@ -89,17 +90,14 @@ pub(super) async fn run(options: &Options) -> Result<(), Failure> {
     .await?;
     let shown = timelines.iter().all(Timeline::is_as_expected);
     let report = Report { schema: SCHEMA, ttl_ms: options.ttl.as_millis() as u64, shown, timelines };
-    if let Some(file) = &options.svg {
-        let cannot = |error| Failure::Misuse(format!("cannot write {}: {error}", file.display()));
-        fs::write(file, svg::drawing(&report.timelines)).map_err(cannot)?;
-    }
     let mut out = anstream::stdout().lock();
     unless_closed(match options.json {
         true => print_json(&report, &mut out),
         false => as_text(&report, options, &mut out),
     })?;
+    let drawn = file.map_or(Ok(()), |file| file.write(&svg::drawing(&report.timelines)));
     match exit_code(&report) {
-        0 => Ok(()),
+        0 => drawn,
         code => Err(Failure::Exit(code)),
     }
 }

@@ -61,7 +61,7 @@ impl Server {
     async fn wait_until_ready(&mut self) -> Result<(), Failure> {
         let began = Instant::now();
         while !answers_ping(self.address) {
-            if began.elapsed() > START_TIMEOUT || self.process.has_ended()? {
+            if began.elapsed() > START_TIMEOUT || self.process.ended()?.is_some() {
                 let message =
                     format!("{:?} did not start; {INSTALL}. It printed: {}", self.kind, self.process.last_lines());
                 return Err(Failure::Unavailable(message));
