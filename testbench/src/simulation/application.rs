@@ -166,11 +166,7 @@ async fn work(shared: Rc<Shared>, palisade: Palisade) {
             16 => campaign(&shared, &palisade).await,
             17 | 18 => inspect(&shared, &palisade).await,
             19 if shared.roll(4) == 0 => force(&shared, &palisade, counter).await,
-            20 if shared.roll(4) == 0 => {
-                if palisade.resize("permits", PERMITS).await.is_ok() {
-                    shared.count("operator: semaphore resized");
-                }
-            }
+            20 if shared.roll(4) == 0 => resize(&shared, &palisade).await,
             21 if shared.roll(10) == 0 => return,
             _ => {}
         }
@@ -216,7 +212,7 @@ async fn acquire<G: Deref<Target = Guard> + From<Guard> + 'static>(
         }
         Ok(None) => {
             if let (Wait::Try, [name]) = (&wait, names) {
-                let name = LockName::new(*name).expect("a name");
+                let name = LockName::new(name).expect("a name");
                 shared.check(|record| record.history.check_busy(&name, since));
             } else {
                 shared.count("path: acquire timed out");
@@ -227,7 +223,7 @@ async fn acquire<G: Deref<Target = Guard> + From<Guard> + 'static>(
             if matches!(error.kind(), ErrorKind::Lost(_)) {
                 shared.count("path: session expired while a client waited");
             }
-            shared.note(format_args!("has no {names:?}: {}", kind(error.kind())));
+            shared.note(format_args!("cannot acquire {names:?}: {}", kind(error.kind())));
             None
         }
     }
@@ -255,8 +251,8 @@ fn granted<G: Deref<Target = Guard> + 'static>(
     let Ok(token) = guard.token() else {
         return shared.note(format_args!("was given a guard of {names:?} whose lock is lost"));
     };
-    shared.note(format_args!("holds {names:?} with {token}"));
-    let locks: Vec<_> = names.iter().map(|name| LockName::new(*name).expect("a name")).collect();
+    shared.note(format_args!("holds {names:?} with token {token}"));
+    let locks: Vec<_> = names.iter().map(|name| LockName::new(name).expect("a name")).collect();
     shared.check(|record| record.history.check_grant(token, guard.session(), &locks, since));
     let held = Held { guard: Rc::new(Alias(guard.clone())), is_released: false, is_exclusive };
     shared.held.borrow_mut().insert(token, held);
@@ -304,7 +300,7 @@ async fn hold<G: Deref<Target = Guard> + From<Guard> + 'static>(
     let time = shared.random_time(longest);
     match select(pin!(sleep(time)), pin!(until_lost(shared, &guard))).await {
         Either::Left(_) => {}
-        Either::Right((loss, _)) => shared.note(format_args!("has lost {token:?}: {loss}")),
+        Either::Right((loss, _)) => shared.note(format_args!("has lost {names:?}: {loss}")),
     }
     release(shared, token, guard).await;
 }
@@ -414,9 +410,15 @@ async fn inspect(shared: &Rc<Shared>, palisade: &Palisade) {
     }
 }
 
+async fn resize(shared: &Shared, palisade: &Palisade) {
+    if palisade.resize("permits", PERMITS).await.is_ok() {
+        shared.count("operator: semaphore resized");
+    }
+}
+
 /// Takes a lock away from its holder, as an operator does.
 async fn force(shared: &Rc<Shared>, palisade: &Palisade, counter: usize) {
-    if let Ok(forced) = palisade.force_release(COUNTED[counter], "the simulation wants it").await {
+    if let Ok(forced) = palisade.force_release(COUNTED[counter], "the simulation").await {
         shared.note(format_args!("has taken {} from {} holders", COUNTED[counter], forced.grants));
         shared.count("operator: lock taken away");
     }

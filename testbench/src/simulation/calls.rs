@@ -56,7 +56,10 @@ impl World {
             self.count("path: write repeated");
         }
         match answered {
-            Ok(answer) => Some(answer),
+            Ok(answer) => {
+                self.note(format_args!("counter {counter}: {request}: {answer}"));
+                Some(answer)
+            }
             Err(what) => {
                 self.fail(format!("{what} (counter {counter})"));
                 None

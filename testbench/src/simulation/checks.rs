@@ -51,7 +51,7 @@ impl World {
                 }
             }
             if !is_known && ended.how == Ending::Released {
-                self.count("path: grant that nobody waited for");
+                self.count("path: orphaned grant released");
             }
         }
         for _ in &effects.expired {
@@ -134,7 +134,8 @@ impl World {
             record.history.model().session_count() == 0 && record.history.locks_in_use() == 0
         };
         let are_closed = |world: &World| world.clients.iter().all(|client| client.shared.is_closed.get());
-        while !(are_closed(self) && is_empty(self) && self.is_settled()) && !self.has_failed() {
+        let is_over = |world: &World| are_closed(world) && is_empty(world) && world.is_settled();
+        while !is_over(self) && !self.has_failed() {
             if self.now >= limit {
                 return self.fail(format!("L: sessions or locks are left after {bound:?}: {}", self.state()));
             }

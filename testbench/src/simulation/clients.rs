@@ -50,7 +50,8 @@ impl World {
         let life = self.clients[client].life + 1;
         let shared = self.client_shared(client, life);
         let dials = Dials::default();
-        let process = Process::new(dials.clone(), self.plan.seed.wrapping_mul(31) + life * 1_000 + client as u64);
+        let process =
+            Process::new(dials.clone(), self.plan.seed.wrapping_mul(31).wrapping_add(life * 1_000 + client as u64));
         process.spawn(application::run(shared.clone()));
         let rate = self.dice.roll(2 * TAME as usize) as i64 - TAME;
         self.note(format_args!("client {client} starts"));
@@ -60,6 +61,7 @@ impl World {
             shared,
             dials,
             clock: Clock::start(self.now, rate),
+            misled_until: Duration::ZERO,
             suspended: Duration::ZERO,
             is_paused: false,
             wake_at: None,
@@ -90,7 +92,20 @@ impl World {
     }
 
     pub(super) fn is_tame(&self, client: usize) -> bool {
-        self.are_nodes_tame && self.clients[client].clock.rate().is_none_or(|rate| rate.abs() <= TAME)
+        let is_misled = self.now < self.nodes_misled_until.max(self.clients[client].misled_until);
+        !is_misled && !self.hosts.iter().any(|machine| machine.is_far_off)
+    }
+
+    /// Sets the rate of a client's clock.
+    pub(super) fn set_rate_of_client(&mut self, client: usize, rate: i64) {
+        let (now, ttl) = (self.now, self.plan.ttl);
+        let it = &mut self.clients[client];
+        it.clock.set_rate(now, Some(rate));
+        if rate.abs() > TAME {
+            it.misled_until = Duration::MAX;
+        } else if it.misled_until == Duration::MAX {
+            it.misled_until = now + 2 * ttl;
+        }
     }
 
     /// Lets a client do what it can, and carries out what it wants.
@@ -237,7 +252,7 @@ impl World {
             && (open.via == open.host || self.hosts[open.via].is_up())
     }
 
-    pub(super) fn to_host(&mut self, connection: u64) {
+    pub(super) fn deliver_to_host(&mut self, connection: u64) {
         let Some(open) = self.connections.get_mut(&connection) else { return };
         let host = open.host;
         if open.is_over || self.hosts[host].running.is_none() || self.hosts[host].starts != open.start {
@@ -253,7 +268,7 @@ impl World {
         self.arrive(host, Arrival::Bytes(connection, bytes));
     }
 
-    pub(super) fn to_client(&mut self, connection: u64) {
+    pub(super) fn deliver_to_client(&mut self, connection: u64) {
         let Some(open) = self.connections.get(&connection) else { return };
         if !self.gets_through(open) {
             return self.plan_in(RETRANSMIT, Happening::ToClient(connection));

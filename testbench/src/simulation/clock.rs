@@ -21,14 +21,19 @@ impl Clock {
     /// Returns what it shows.
     pub(super) fn read(&self, now: Duration) -> Duration {
         let Some(rate) = self.rate else { return self.shown };
-        let passed = now.saturating_sub(self.set_at).as_nanos() as i128;
-        self.shown + Duration::from_nanos((passed + passed * i128::from(rate) / 1_000_000) as u64)
+        let passed = now.saturating_sub(self.set_at).as_nanos() as i64;
+        self.shown + Duration::from_nanos((passed + gain(passed, rate)) as u64)
     }
 
     /// Returns when it will show this; `None` if it stands still.
     pub(super) fn when(&self, shows: Duration) -> Option<Duration> {
-        let left = shows.saturating_sub(self.shown).as_nanos() as i128;
-        let passed = left * 1_000_000 / (1_000_000 + i128::from(self.rate?)) + 1_000;
+        let left = shows.saturating_sub(self.shown).as_nanos() as i64;
+        let rate = self.rate?;
+        let mut passed = left - gain(left, rate);
+        // The gain of the gain is left.
+        while passed + gain(passed, rate) < left {
+            passed += (left - passed - gain(passed, rate)).max(1_000);
+        }
         Some(self.set_at + Duration::from_nanos(passed as u64))
     }
 
@@ -40,4 +45,9 @@ impl Clock {
     pub(super) fn rate(&self) -> Option<i64> {
         self.rate
     }
+}
+
+/// Returns how much more than this many nanoseconds a clock with this rate counts, in a way that does not overflow.
+fn gain(nanos: i64, rate: i64) -> i64 {
+    nanos / 1_000_000 * rate + nanos % 1_000_000 * rate / 1_000_000
 }

@@ -48,7 +48,12 @@ impl World {
             }
             10 => self.pause_host(host, Duration::from_millis(800), "fault: node paused briefly"),
             11 => self.suspend_host(host),
-            12 | 13 => self.cut_off(host),
+            12 => self.cut_off(host),
+            13 => {
+                if let Some(leader) = self.leader() {
+                    self.cut_off(leader);
+                }
+            }
             14 => self.cut_one_way(host),
             15 => self.cut_ring(),
             16 => self.flap(host),
@@ -56,6 +61,7 @@ impl World {
             19 => self.break_connections(),
             20 => {
                 self.count("fault: disk slow");
+                self.note(format_args!("the disk of node {} is slow", self.hosts[host].id));
                 self.hosts[host].slow_until = self.now + self.random_time(Duration::from_secs(8));
             }
             21 => self.fill_disk(host),
@@ -106,6 +112,25 @@ impl World {
         self.note(format_args!("node {} is killed", self.hosts[host].id));
         self.stop_host(host);
         self.plan_restart(host);
+    }
+
+    /// A term begins at a node: sometimes its power fails after its vote, and it is back before the election is over.
+    pub(super) fn term_began(&mut self, host: usize) {
+        if !self.is_calm.get() && self.faults < self.plan.faults && self.dice.roll(6) == 0 {
+            let (start, after) = (self.hosts[host].starts, self.random_time(Duration::from_millis(10)));
+            self.plan_in(after, Happening::PowerCut { host, start });
+        }
+    }
+
+    /// The power fails for a moment.
+    pub(super) fn flicker(&mut self, host: usize, start: u64) {
+        if self.hosts[host].starts == start && self.hosts[host].running.is_some() {
+            self.faults += 1;
+            self.count("fault: power cut in a new term");
+            self.lose_power(host);
+            let after = Duration::from_millis(1) + self.random_time(Duration::from_millis(20));
+            self.plan_in(after, Happening::Restart { host });
+        }
     }
 
     fn cut_power(&mut self, host: usize, what: &'static str) {
@@ -160,6 +185,7 @@ impl World {
     fn fill_disk(&mut self, host: usize) {
         if self.hosts[host].running.is_some() {
             self.count("fault: disk full");
+            self.note(format_args!("the disk of node {} is full", self.hosts[host].id));
             self.hosts[host].disk.fail_after(0, Fault::Full);
             let until = self.random_time(Duration::from_secs(6));
             self.plan_in(until, Happening::MendDisk { host });
@@ -192,8 +218,9 @@ impl World {
         }
         machine.is_paused = false;
         if machine.clock.rate().is_none() {
-            machine.clock.set_rate(self.now, Some(0));
+            self.set_rate_of_host(host, 0);
         }
+        let machine = &mut self.hosts[host];
         let id = machine.id;
         let inbox = std::mem::take(&mut machine.inbox);
         if let Some(running) = &mut machine.running {
@@ -209,10 +236,14 @@ impl World {
     // Networks.
 
     fn cut_links(&mut self, cut: Vec<(u64, u64)>) {
-        self.note(format_args!("cut: {cut:?}"));
-        self.cut.extend(&cut);
         let longest = if self.dice.roll(3) == 0 { 4 * self.plan.ttl } else { Duration::from_secs(2) };
         let until = self.random_time(longest);
+        self.cut_links_until(cut, until);
+    }
+
+    fn cut_links_until(&mut self, cut: Vec<(u64, u64)>, until: Duration) {
+        self.note(format_args!("cut: {cut:?}"));
+        self.cut.extend(&cut);
         self.plan_in(until, Happening::Mend { cut });
     }
 
@@ -225,7 +256,36 @@ impl World {
         if self.hosts.len() > 1 {
             self.count("fault: node cut off");
             let cut = self.both_ways(host);
-            self.cut_links(cut);
+            match self.dice.roll(2) {
+                0 => self.cut_links(cut),
+                _ => self.cut_off_with_clients(host, cut),
+            }
+        }
+    }
+
+    /// The leader has given others a vote: sometimes they and the leader are cut off before the rest learns it.
+    pub(super) fn voters_added(&mut self, leader: usize, mut side: Vec<u64>) {
+        if side.is_empty() || self.is_calm.get() || self.faults >= self.plan.faults || self.dice.roll(2) == 0 {
+            return;
+        }
+        self.faults += 1;
+        self.count("fault: cut while members get their votes");
+        side.push(self.hosts[leader].id);
+        let rest: Vec<_> = self.hosts.iter().map(|machine| machine.id).filter(|id| !side.contains(id)).collect();
+        let cut = side.iter().flat_map(|a| rest.iter().flat_map(|b| [(*a, *b), (*b, *a)])).collect();
+        let until = Duration::from_secs(1) + self.random_time(Duration::from_secs(4));
+        self.cut_links_until(cut, until);
+    }
+
+    /// Some clients are on the side of the node, for longer than their sessions live.
+    fn cut_off_with_clients(&mut self, host: usize, cut: Vec<(u64, u64)>) {
+        let until = Duration::from_secs(2) + self.plan.ttl + self.random_time(2 * self.plan.ttl);
+        self.cut_links_until(cut, until);
+        for client in 0..self.clients.len() {
+            if self.dice.roll(3) > 0 {
+                self.count("fault: client cut off with a node");
+                self.cut_client_from((0..self.hosts.len()).filter(|other| *other != host), client, until);
+            }
         }
     }
 
@@ -266,9 +326,14 @@ impl World {
 
     fn cut_client(&mut self, client: usize, host: usize) {
         self.count("fault: client cut off from a node");
-        let hosts: Vec<_> = if self.dice.roll(2) == 0 { (0..self.hosts.len()).collect() } else { vec![host] };
+        let hosts = if self.dice.roll(2) == 0 { 0..self.hosts.len() } else { host..host + 1 };
         let until = self.random_time(3 * self.plan.ttl);
+        self.cut_client_from(hosts, client, until);
+    }
+
+    fn cut_client_from(&mut self, hosts: impl Iterator<Item = usize>, client: usize, until: Duration) {
         for host in hosts {
+            self.note(format_args!("client {client} does not reach node {}", self.hosts[host].id));
             self.client_cut.insert((client, host));
             self.plan_in(until, Happening::MendClient { client, host });
         }
@@ -295,13 +360,27 @@ impl World {
             self.count("fault: clock of a node at another rate");
             // Once a clock is far off, nobody can promise that a holder is told in time. The fence still holds.
             let most = if self.dice.roll(6) == 0 { 50_000 } else { TAME };
-            let (rate, now) = (self.rate(most), self.now);
-            self.are_nodes_tame &= rate.abs() <= TAME;
-            self.hosts[host].clock.set_rate(now, Some(rate));
+            let rate = self.rate(most);
+            self.note(format_args!("the clock of node {} gains {rate} ppm", self.hosts[host].id));
+            self.set_rate_of_host(host, rate);
             if let Some(running) = &mut self.hosts[host].running {
                 running.tick_at = None;
             }
             self.settle(host);
+        }
+    }
+
+    fn set_rate_of_host(&mut self, host: usize, rate: i64) {
+        let now = self.now;
+        self.hosts[host].clock.set_rate(now, Some(rate));
+        self.note_rate_of_host(host, rate);
+    }
+
+    /// Notes whether the clock of a node is far off now.
+    pub(super) fn note_rate_of_host(&mut self, host: usize, rate: i64) {
+        let was_far_off = std::mem::replace(&mut self.hosts[host].is_far_off, rate.abs() > TAME);
+        if was_far_off {
+            self.nodes_misled_until = self.now + 2 * self.plan.ttl;
         }
     }
 
@@ -313,8 +392,9 @@ impl World {
                 true => "fault: clock of a client far off",
                 false => "fault: clock of a client at another rate",
             });
-            let (rate, now) = (self.rate(if is_far_off { 100_000 } else { TAME }), self.now);
-            self.clients[client].clock.set_rate(now, Some(rate));
+            let rate = self.rate(if is_far_off { 100_000 } else { TAME });
+            self.note(format_args!("the clock of client {client} gains {rate} ppm"));
+            self.set_rate_of_client(client, rate);
             self.run_client(client);
         }
     }
@@ -347,7 +427,7 @@ impl World {
         let since = self.suspended_at.remove(&client).unwrap_or(self.now);
         if it.clock.rate().is_none() {
             it.suspended += self.now - since;
-            it.clock.set_rate(self.now, Some(0));
+            self.set_rate_of_client(client, 0);
         }
         self.note(format_args!("client {client} goes on"));
         self.run_client(client);
@@ -371,7 +451,7 @@ impl World {
         let Some(running) = &mut self.hosts[leader].running else { return };
         if running.node.transfer(Some(&to)).is_ok() {
             self.count("operator: leader transferred");
-            self.note(format_args!("{to} is to lead"));
+            self.note(format_args!("{to} is told to lead"));
         }
         self.settle(leader);
     }
@@ -510,7 +590,11 @@ impl World {
         self.hosts[host].is_damaged = true;
         self.hosts[host].backup = None;
         self.hosts[host].last_written = 0;
-        self.start_host(host);
+        let (has_started, machine) = (self.start_host(host), &self.hosts[host]);
+        if has_started && !is_older_copy && machine.started_with < machine.written_before {
+            let (id, found, had) = (machine.id, machine.started_with, machine.written_before);
+            self.fail(format!("A: node {id} does not notice that its log is damaged: it had {had}, and has {found}"));
+        }
     }
 
     /// Gives a machine an empty disk and a new number.

@@ -28,6 +28,8 @@ pub(super) struct Host {
     pub(super) disk: FaultyDisk,
     pub(super) running: Option<Running>,
     pub(super) clock: Clock,
+    /// Whether its clock is far off.
+    pub(super) is_far_off: bool,
     pub(super) is_paused: bool,
     /// What came while it was paused.
     pub(super) inbox: Vec<Arrival>,
@@ -47,6 +49,10 @@ pub(super) struct Host {
     pub(super) log_version: u16,
     /// The last entry that was written before it stopped.
     pub(super) last_written: u64,
+    /// The last entry before its last write. Damage may look like a torn last write, and not like more.
+    pub(super) written_before: u64,
+    /// The last entry that it had when it started.
+    pub(super) started_with: u64,
 }
 
 /// What comes to a machine from outside.
@@ -74,6 +80,10 @@ pub(super) struct Running {
     pub(super) applied: u64,
     /// When its next tick is planned.
     pub(super) tick_at: Option<Duration>,
+    /// The members that vote, as far as it knows.
+    pub(super) voters: Vec<u64>,
+    /// Its term, as far as the judge knows.
+    pub(super) term: u64,
     /// The term in which it leads.
     pub(super) leads_in: Option<u64>,
 }
@@ -93,6 +103,7 @@ impl Host {
             disk: FaultyDisk::default(),
             running: None,
             clock: Clock::start(Duration::ZERO, 0),
+            is_far_off: false,
             is_paused: false,
             inbox: Vec::new(),
             slow_until: Duration::ZERO,
@@ -103,6 +114,8 @@ impl Host {
             needs_replacement: false,
             log_version: NEW_LOG,
             last_written: 0,
+            written_before: 0,
+            started_with: 0,
         }
     }
 
@@ -135,10 +148,13 @@ impl Host {
             let data = if record.is_membership { Bytes::new() } else { record.data.clone() };
             (record.index, (record.term, data))
         });
+        self.started_with = found.last_index();
         let is_cut = found.last_index() < self.last_written;
         let running = Running {
             store,
             applied: node.applied_index(),
+            voters: node.membership().voters.clone(),
+            term: node.term(),
             node,
             writes: VecDeque::new(),
             is_writing: false,

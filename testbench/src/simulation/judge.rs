@@ -10,7 +10,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use palisade::engine::LockInfo;
 use palisade_core::{
-    Command, Cursor, Ending, Event, Limits, LockName, Machine, RequestNo, SessionEnd, SessionId, Token, invariant,
+    Command, Cursor, Ending, Event, Limits, LockName, Machine, RequestNo, SessionEnd, SessionId, Ticket, Token,
+    invariant,
 };
 use palisade_server::replica::entry_commands;
 
@@ -181,7 +182,8 @@ impl History {
                         effects.expired.push(*session);
                     }
                 }
-                Event::Granted { locks, session, token, number, .. } => {
+                Event::Granted { locks, session, token, number, ticket } => {
+                    self.check_order(locks, *ticket)?;
                     if !self.sessions.contains(session) {
                         return Err(format!("M: {token} was granted to {session:?}, which has ended"));
                     }
@@ -218,6 +220,17 @@ impl History {
             }
             if event.locks().is_some() {
                 self.events.push(event);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a waiter that was granted has overtaken no other one.
+    fn check_order(&self, locks: &[LockName], granted: Option<Ticket>) -> Result<(), String> {
+        let Some(granted) = granted else { return Ok(()) };
+        for lock in locks.iter().filter_map(|name| self.model.lock(name)) {
+            if let Some(first) = lock.waiters().find(|waiter| waiter.ticket.arrival() < granted.arrival()) {
+                return Err(format!("L: {granted:?} was granted before {:?}", first.ticket));
             }
         }
         Ok(())

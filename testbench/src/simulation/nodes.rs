@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use palisade_server::node::{ConnectionId, Input, Message, Output};
 use palisade_server::replica::{LogLost, PeerMessage};
-use palisade_server::storage::{read_snapshot, write_received_snapshot, write_watermark};
+use palisade_server::storage::{Membership, read_snapshot, write_received_snapshot, write_watermark};
 
 use super::host::{Arrival, NEW_LOG, OLD_LOG, Running};
 use super::judge::Effects;
@@ -19,6 +19,7 @@ impl World {
     pub(super) fn start_host(&mut self, host: usize) -> bool {
         let rate = self.dice.roll(2 * TAME as usize) as i64 - TAME;
         let (now, founders) = (self.now, self.plan.nodes);
+        self.note_rate_of_host(host, rate);
         match self.hosts[host].start(now, founders, rate) {
             Ok(is_cut) => {
                 self.note(format_args!("node {} starts", self.hosts[host].id));
@@ -163,7 +164,7 @@ impl World {
             return false;
         }
         if output.is_deposed {
-            self.note(format_args!("node {} leads no more", self.hosts[host].id));
+            self.note(format_args!("node {} steps down", self.hosts[host].id));
             self.disconnect_all(host, true);
         }
         let mut written_to = BTreeSet::new();
@@ -190,10 +191,8 @@ impl World {
         for connection in written_to {
             self.flush(host, connection);
         }
-        if let Some(membership) = &output.membership
-            && membership.is_joint()
-        {
-            self.count("path: joint membership");
+        if let Some(membership) = &output.membership {
+            self.membership_changed(host, membership);
         }
         for message in output.peer_messages {
             self.send(host, message);
@@ -209,6 +208,18 @@ impl World {
         }
         self.begin_write(host);
         true
+    }
+
+    fn membership_changed(&mut self, host: usize, membership: &Membership) {
+        if membership.is_joint() {
+            self.count("path: joint membership");
+        }
+        let Some(running) = &mut self.hosts[host].running else { return };
+        let before = std::mem::replace(&mut running.voters, membership.voters.clone());
+        if running.node.is_leader() {
+            let new = membership.voters.iter().filter(|id| !before.contains(id)).copied();
+            self.voters_added(host, new.collect());
+        }
     }
 
     /// Sends what a node has written to a client.
@@ -250,7 +261,10 @@ impl World {
                 has_failed = true;
                 break;
             }
-            machine.last_written = write.records.last().map_or(machine.last_written, |record| record.index);
+            if let (Some(first), Some(last)) = (write.records.first(), write.records.last()) {
+                machine.written_before = machine.last_written.min(first.index - 1);
+                machine.last_written = last.index;
+            }
             done = Some(number);
             if self.dice.roll(2) == 0 {
                 break;
@@ -320,10 +334,16 @@ impl World {
             running.applied += 1;
             found.push((running.applied, running.records.remove(&running.applied)));
         }
-        let leads_in = running.node.is_leader().then(|| running.node.term());
+        let term = running.node.term();
+        let has_term_begun = std::mem::replace(&mut running.term, term) != term;
+        let leads_in = running.node.is_leader().then_some(term);
         let has_begun_to_lead = leads_in.is_some() && leads_in != running.leads_in;
         running.leads_in = leads_in;
+        if has_term_begun {
+            self.term_began(host);
+        }
         let id = self.hosts[host].id;
+        self.uncompared += found.len();
         for (index, entry) in found {
             let checked = match entry {
                 Some((term, data)) => self.record.borrow_mut().history.applied(index, term, &data),
@@ -340,14 +360,14 @@ impl World {
             self.note(format_args!("node {id} leads in term {term}"));
             self.count("path: election");
             if self.hosts.iter().enumerate().any(|(other, machine)| other != host && machine.leads()) {
-                self.count("path: two nodes believe to lead");
+                self.count("path: two nodes believe that they lead");
             }
             if let Some(other) = self.leaders.insert(term, id).filter(|other| *other != id) {
                 self.fail(format!("M: node {other} and node {id} lead in term {term}"));
             }
         }
-        self.compared += 1;
-        if self.compared.is_multiple_of(64) {
+        if self.uncompared >= 32 {
+            self.uncompared = 0;
             self.compare(host);
         }
     }
@@ -375,17 +395,17 @@ impl World {
             self.count("fault: message repeated");
             let later = self.latency() + self.random_time(Duration::from_millis(500));
             if let Ok(copy) = PeerMessage::decode(&message.encode()) {
-                self.plan_in(later, Happening::Message(copy));
+                self.plan_in(later, Happening::Message(Box::new(copy)));
             }
         }
-        self.plan_in(delay, Happening::Message(message));
+        self.plan_in(delay, Happening::Message(Box::new(message)));
     }
 
     pub(super) fn host_of(&self, member: u64) -> Option<usize> {
         self.hosts.iter().position(|machine| machine.id == member)
     }
 
-    pub(super) fn deliver(&mut self, message: PeerMessage) {
+    pub(super) fn deliver(&mut self, message: &PeerMessage) {
         let Some(to) = self.host_of(message.to()) else { return };
         // Bytes come over a wire.
         let message = match PeerMessage::decode(&message.encode()) {

@@ -1,8 +1,12 @@
 //! What a world is like: everything that a seed decides before the world begins, and that a search for a smaller failure changes.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::faulty_disk::Dice;
+
+/// Quiet worlds run for longer than this, the others for less than two minutes.
+const QUIET: Duration = Duration::from_secs(3_600);
 
 /// The plan of a simulation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +33,31 @@ pub struct Plan {
     pub fault_every: Duration,
 }
 
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Plan { seed, nodes, spares, clients, duration, ttl, think, latency_us, faults, fault_every } = self;
+        write!(
+            f,
+            "seed {seed}: {nodes} nodes, {spares} that can be added, {clients} clients with a TTL of {ttl:?}, "
+        )?;
+        write!(f, "an operation every {:?}, messages take up to {latency_us} us, ", *think / 2)?;
+        match faults {
+            0 => write!(f, "no fault for {duration:?}"),
+            _ => write!(f, "a fault every {fault_every:?} for {duration:?}"),
+        }?;
+        match *faults {
+            usize::MAX | 0 => Ok(()),
+            most => write!(f, ", {most} at most"),
+        }
+    }
+}
+
 impl Plan {
+    /// Whether it is one of the few that run for hours.
+    pub fn is_quiet(&self) -> bool {
+        self.duration >= QUIET
+    }
+
     /// The plan of a seed.
     pub fn of_seed(seed: u64) -> Plan {
         // Not the dice of the world, which begin with the same seed.
@@ -38,7 +66,7 @@ impl Plan {
         let clients = [1, 2, 3, 4, 5, 6, 8, 10, 15, 50][dice.roll(10)];
         let ttl = Duration::from_millis([1_000, 2_000, 3_000, 5_000, 10_000][dice.roll(5)]);
         let think = Duration::from_millis([200, 1_000, 3_000, 10_000][dice.roll(4)]);
-        let is_quiet = dice.roll(8) == 0;
+        let is_quiet = dice.roll(16) == 0;
         let plan = Plan {
             seed,
             nodes,
@@ -53,10 +81,10 @@ impl Plan {
             fault_every: Duration::from_millis([300, 1_000, 3_000, 10_000][dice.roll(4)]),
         };
         match is_quiet {
-            // Most clusters are quiet most of the time, and run for long.
+            // Most clusters are quiet most of the time, and run for hours.
             true => Plan {
                 clients: 1 + dice.roll(4),
-                duration: Duration::from_secs(600 + dice.roll(3_000) as u64),
+                duration: QUIET + Duration::from_secs(dice.roll(19 * 3_600) as u64),
                 ttl: Duration::from_secs(30),
                 think: Duration::from_secs(30),
                 fault_every: Duration::from_secs(20 + dice.roll(60) as u64),

@@ -1,5 +1,6 @@
 //! A fenced counter behind the simulated network, and its own record of what it has accepted.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use palisade_core::Token;
@@ -30,6 +31,19 @@ pub(super) enum Request {
     Write(Stamp, Option<u64>),
 }
 
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Request::Raise(token) => write!(f, "seal with token {token}"),
+            Request::Read(stamp) => write!(f, "read with token {}", stamp.token),
+            Request::Write(stamp, Some(value)) => {
+                write!(f, "write {} with token {}: {value}", stamp.seq, stamp.token)
+            }
+            Request::Write(stamp, None) => write!(f, "void write {} with token {}", stamp.seq, stamp.token),
+        }
+    }
+}
+
 /// The reply to a request; `None` if there is none in time.
 pub(super) type Reply = Option<Answer>;
 
@@ -45,6 +59,19 @@ pub(super) enum Answer {
     Superseded {
         seen: Token,
     },
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Answer::Raised(mark) => write!(f, "sealed, last write {}", mark.seq),
+            Answer::Value(value) => write!(f, "{value}"),
+            Answer::Written(Some(before)) => write!(f, "written over {before}"),
+            Answer::Written(None) => f.write_str("void"),
+            Answer::Refused(verdict) => write!(f, "refused: {verdict:?}"),
+            Answer::Superseded { seen } => write!(f, "refused: token {seen} was seen"),
+        }
+    }
 }
 
 impl Counter {

@@ -40,7 +40,7 @@ pub(super) enum Happening {
         host: usize,
         start: u64,
     },
-    Message(PeerMessage),
+    Message(Box<PeerMessage>),
     /// A client connects.
     Connect {
         client: usize,
@@ -92,6 +92,11 @@ pub(super) enum Happening {
     },
     Restart {
         host: usize,
+    },
+    /// The power of a machine fails for a moment.
+    PowerCut {
+        host: usize,
+        start: u64,
     },
     ResumeHost {
         host: usize,
@@ -148,6 +153,8 @@ pub(super) struct Client {
     pub(super) shared: Rc<Shared>,
     pub(super) dials: Dials,
     pub(super) clock: Clock,
+    /// Its clock may have misled it until then, because it was far off.
+    pub(super) misled_until: Duration,
     /// How long its machine was suspended.
     pub(super) suspended: Duration,
     pub(super) is_paused: bool,
@@ -178,12 +185,12 @@ pub(super) struct World {
     pub(super) is_ending: Rc<Cell<bool>>,
     pub(super) acknowledged: Rc<RefCell<[u64; COUNTED.len()]>>,
     pub(super) unknown: Rc<RefCell<[u64; COUNTED.len()]>>,
-    /// Whether all clocks have been close enough to each other so far.
-    pub(super) are_nodes_tame: bool,
+    /// The clock of a node may have misled it until then, because it was far off.
+    pub(super) nodes_misled_until: Duration,
     /// How many faults were injected.
     pub(super) faults: usize,
-    /// Steps since the state of a node was compared last.
-    pub(super) compared: u32,
+    /// Entries that nodes have applied since the state of one was compared.
+    pub(super) uncompared: usize,
     /// Since when clients are paused.
     pub(super) suspended_at: BTreeMap<usize, Duration>,
 }
@@ -212,9 +219,9 @@ impl World {
             is_ending: Rc::default(),
             acknowledged: Rc::default(),
             unknown: Rc::default(),
-            are_nodes_tame: true,
+            nodes_misled_until: Duration::ZERO,
             faults: 0,
-            compared: 0,
+            uncompared: 0,
             suspended_at: BTreeMap::new(),
             plan,
         };
@@ -232,6 +239,7 @@ impl World {
                 shared,
                 dials: Dials::default(),
                 clock: Clock::start(Duration::ZERO, 0),
+                misled_until: Duration::ZERO,
                 suspended: Duration::ZERO,
                 is_paused: false,
                 wake_at: None,
@@ -264,7 +272,12 @@ impl World {
     }
 
     pub(super) fn count(&self, what: &'static str) {
-        self.record.borrow_mut().count(what);
+        let mut record = self.record.borrow_mut();
+        record.count(what);
+        // Each message has its fate, which would fill the trace.
+        if what.starts_with("fault: ") && !what.starts_with("fault: message") {
+            record.note(format_args!("{what}"));
+        }
     }
 
     pub(super) fn fail(&self, what: String) {
@@ -296,7 +309,7 @@ impl World {
             Happening::Tick { host, start } => self.tick(host, start),
             Happening::Persist { host, start } => self.persist(host, start),
             Happening::Compact { host, start } => self.compact(host, start),
-            Happening::Message(message) => self.deliver(message),
+            Happening::Message(message) => self.deliver(&message),
             Happening::Connect { client, life, host, outcome } => self.accept(client, life, host, outcome),
             Happening::Connected { client, life, connection, outcome } => {
                 if self.clients[client].life == life
@@ -312,8 +325,8 @@ impl World {
                     self.run_client(client);
                 }
             }
-            Happening::ToHost(connection) => self.to_host(connection),
-            Happening::ToClient(connection) => self.to_client(connection),
+            Happening::ToHost(connection) => self.deliver_to_host(connection),
+            Happening::ToClient(connection) => self.deliver_to_client(connection),
             Happening::Reset(connection) => self.reset(connection),
             Happening::Close(connection) => self.close_at_host(connection),
             Happening::Wake { client, at } => {
@@ -338,12 +351,22 @@ impl World {
                 self.arrive(host, Arrival::Input(Input::Suspect { member }));
             }
             Happening::Restart { host } => self.restart(host),
+            Happening::PowerCut { host, start } => self.flicker(host, start),
             Happening::ResumeHost { host, start } => self.resume_host(host, start),
             Happening::StartClient { client } => self.start_client(client),
             Happening::ResumeClient { client, life } => self.resume_client(client, life),
-            Happening::Mend { cut } => self.cut.retain(|link| !cut.contains(link)),
-            Happening::MendClient { client, host } => drop(self.client_cut.remove(&(client, host))),
-            Happening::MendDisk { host } => self.hosts[host].disk.mend(),
+            Happening::Mend { cut } => {
+                self.note(format_args!("mended: {cut:?}"));
+                self.cut.retain(|link| !cut.contains(link));
+            }
+            Happening::MendClient { client, host } => {
+                self.note(format_args!("client {client} reaches node {} again", self.hosts[host].id));
+                self.client_cut.remove(&(client, host));
+            }
+            Happening::MendDisk { host } => {
+                self.note(format_args!("the disk of node {} has space again", self.hosts[host].id));
+                self.hosts[host].disk.mend();
+            }
             Happening::Add { host, until } => self.add_cut_off(host, until),
             Happening::Fault => {
                 if !self.is_calm.get() {
