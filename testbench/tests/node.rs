@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use palisade_server::node::{
-    ConnectionId, GrantReply, Input, Message, Node, NodeConfig, Principal, Protocol, Push, RequestContext, RequestId,
-    Response, Seeds,
+    ChangeRefused, ConnectionId, GrantReply, Input, Message, Node, NodeConfig, Principal, Protocol, Push,
+    RequestContext, RequestId, Response, Seeds,
 };
 use palisade_server::request::{AcquireRequest, Holder, Request};
-use palisade_server::storage::{Identity, Store, write_watermark};
+use palisade_server::storage::{Identity, Member, Store, write_watermark};
 use palisade_server::{LockName, Token};
 use palisade_testbench::faulty_disk::{Dice, FaultyDisk};
 
@@ -286,4 +286,25 @@ fn a_grant_to_a_client_that_has_left_is_released() {
         world.request(0, Request::Release { lock: lock.clone(), token, session: None, number: None });
         world.settle();
     }
+}
+
+/// It may have died before it was upgraded, and would hinder every change for ever.
+#[test]
+fn a_member_with_an_older_build_can_be_removed() {
+    let mut world = World::new(0);
+    let member = |number: u64| Member::new(format!("node{number}"), format!("node{number}:7422"));
+    let pass_time = |world: &mut World| {
+        world.now += Duration::from_secs(1);
+        world.step(Input::Tick);
+        world.settle();
+    };
+    world.node.name_member(member(1));
+    (0..3).for_each(|_| pass_time(&mut world));
+    world.node.add_member(2, member(2)).unwrap();
+    pass_time(&mut world);
+    world.step(Input::Understands { member: 2, log: 1 });
+    assert_eq!(world.node.add_member(3, member(3)), Err(ChangeRefused::OldMember("node2".to_owned())));
+    assert_eq!(world.node.remove_member("node2"), Ok(2));
+    pass_time(&mut world);
+    world.node.add_member(3, member(3)).unwrap();
 }

@@ -1,0 +1,48 @@
+//! The simulation of the whole system: a few seeds, and that a seed decides everything. `scripts/simulate` runs more of them, faster.
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use palisade_testbench::simulation::{Coverage, Plan, run};
+
+/// Short, because the code is not optimised here.
+fn short(seed: u64) -> Plan {
+    let plan = Plan::of_seed(seed);
+    Plan { clients: plan.clients.min(6), duration: plan.duration.min(Duration::from_secs(25)), ..plan }
+}
+
+#[test]
+fn no_promise_is_broken_whatever_fails() {
+    let mut coverage = Coverage::default();
+    for seed in 0..24 {
+        let outcome = run(&short(seed), false);
+        assert_eq!(outcome.failure, None, "seed {seed}:\n{}", lines(outcome.trace.last_lines(60)));
+        coverage.add(&outcome.coverage);
+    }
+    for path in ["path: election", "path: snapshot sent", "path: session expired", "fault: power cut"] {
+        assert!(coverage.of(path) > 0, "{path} never happened");
+    }
+}
+
+fn lines<'a>(lines: impl Iterator<Item = &'a str>) -> String {
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn a_seed_gives_the_same_trace_twice() {
+    let [first, again, other] = [3, 3, 4].map(|seed| run(&short(seed), true).trace);
+    assert_eq!(first.whole().unwrap(), again.whole().unwrap());
+    assert_eq!(first.checksum(), again.checksum());
+    assert_ne!(first.whole().unwrap(), other.whole().unwrap());
+}
+
+/// Otherwise clients would wait for elections that nothing has caused.
+#[test]
+fn a_quiet_cluster_elects_once() {
+    for seed in 0..4 {
+        let plan = Plan { nodes: 3, spares: 0, faults: 0, ..short(seed) };
+        let outcome = run(&plan, false);
+        assert_eq!(outcome.failure, None, "seed {seed}");
+        assert_eq!(outcome.coverage.of("path: election"), 1, "seed {seed}");
+    }
+}
