@@ -1,6 +1,7 @@
 //! The simulation of the whole system: a few seeds, and that a seed decides everything. `scripts/simulate` runs more of them, faster.
 #![allow(clippy::unwrap_used)]
 
+use std::process::Command;
 use std::time::Duration;
 
 use palisade_testbench::simulation::{Coverage, Plan, run};
@@ -14,7 +15,7 @@ fn short(seed: u64) -> Plan {
 #[test]
 fn no_promise_is_broken_whatever_fails() {
     let mut coverage = Coverage::default();
-    for seed in 0..24 {
+    for seed in (0..24).chain([u64::MAX]) {
         let outcome = run(&short(seed), false);
         assert_eq!(outcome.failure, None, "seed {seed}:\n{}", lines(outcome.trace.last_lines(60)));
         coverage.add(&outcome.coverage);
@@ -34,6 +35,25 @@ fn a_seed_gives_the_same_trace_twice() {
     assert_eq!(first.whole().unwrap(), again.whole().unwrap());
     assert_eq!(first.checksum(), again.checksum());
     assert_ne!(first.whole().unwrap(), other.whole().unwrap());
+}
+
+#[test]
+fn a_run_that_would_simulate_nothing_is_refused() {
+    let words: [&[&str]; 7] = [
+        &["--seeds", "5..5"],
+        &["--seeds", "5"],
+        &["--hours", "0"],
+        &["--threads", "0"],
+        &["--seed"],
+        &["--seed", "1", "--seeds", "0..2"],
+        &["--shrink"],
+    ];
+    for words in words {
+        let simulate = Command::new(env!("CARGO_BIN_EXE_simulate")).args(words).output().unwrap();
+        assert_eq!(simulate.status.code(), Some(64), "{words:?}");
+        let message = String::from_utf8(simulate.stderr).unwrap();
+        assert!(message.ends_with("; see scripts/simulate --help\n"), "{message}");
+    }
 }
 
 /// Otherwise clients would wait for elections that nothing has caused.

@@ -99,11 +99,33 @@ pub(super) async fn run(options: &Options) -> Result<(), Failure> {
         say(&format!("the files and logs of the nodes are kept in {}", folder.keep().display()));
     }
     let drawn = file.map_or(Ok(()), |file| file.write(&svg::drawing(&plan, &outcome)));
-    match (code, outcome.stopped_by) {
-        (FENCE_BROKEN, _) => Err(Failure::Exit(code)),
-        (_, Some(signal)) => Err(Failure::Exit(signal.exit_code())),
-        _ if has_crashed => Err(Failure::Exit(UNAVAILABLE)),
-        (0, None) => drawn,
-        (code, None) => Err(Failure::Exit(code)),
+    match verdict(code, has_crashed, outcome.stopped_by.map(|signal| signal.exit_code())) {
+        0 => drawn,
+        code => Err(Failure::Exit(code)),
+    }
+}
+
+/// Returns the exit code of a run: a broken fence counts most, and a run that was stopped has its signal.
+fn verdict(results: u8, has_crashed: bool, stopped: Option<u8>) -> u8 {
+    match (results, stopped) {
+        (FENCE_BROKEN, _) => FENCE_BROKEN,
+        (_, Some(stopped)) => stopped,
+        _ if has_crashed => UNAVAILABLE,
+        (results, None) => results,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_whose_node_has_crashed_proves_nothing() {
+        assert_eq!(
+            [0, 1, FENCE_BROKEN].map(|code| verdict(code, true, None)),
+            [UNAVAILABLE, UNAVAILABLE, FENCE_BROKEN]
+        );
+        assert_eq!([0, 1, FENCE_BROKEN].map(|code| verdict(code, true, Some(130))), [130, 130, FENCE_BROKEN]);
+        assert_eq!([0, 1, FENCE_BROKEN].map(|code| verdict(code, false, None)), [0, 1, FENCE_BROKEN]);
     }
 }
