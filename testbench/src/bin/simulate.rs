@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use palisade_testbench::simulation::{Coverage, Outcome, Plan, run, shrink};
+use palisade_testbench::simulation::{Coverage, EXPECTED, Outcome, Plan, run, shrink};
 
 /// One in so many seeds runs twice: both times must give the same trace.
 const TWICE: u64 = 64;
@@ -225,12 +225,14 @@ fn add(sums: &Mutex<Sums>, seed: u64, outcome: Outcome, began_at: Instant) {
     }
     if sums.seeds.is_multiple_of(100) {
         eprintln!(
-            "{} seeds, {:.0} simulated minutes ({:.0} times real time), {} faults, {} grants",
+            "{} seeds, {:.0} simulated minutes ({:.0} times real time), {} planned faults, {} grants, {} of {} faults and rare paths",
             sums.seeds,
             sums.simulated.as_secs_f64() / 60.0,
             sums.simulated.as_secs_f64() / began_at.elapsed().as_secs_f64(),
             sums.faults,
-            sums.grants
+            sums.grants,
+            EXPECTED.len() - sums.coverage.missing().len(),
+            EXPECTED.len(),
         );
     }
 }
