@@ -36,7 +36,7 @@ impl DrawingFile {
 impl Drop for DrawingFile {
     fn drop(&mut self) {
         if self.is_empty {
-            // It is empty, and nobody has asked for that.
+            // The user wants a drawing, and no empty file.
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -70,18 +70,18 @@ impl FaultKind {
     }
 }
 
-/// What is done to the nodes of a fault.
+/// How a fault disturbs its nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Action {
     /// SIGKILL, and a restart at the end.
     Kill,
     /// SIGSTOP, and SIGCONT at the end.
     Pause,
-    /// Everything that is sent on these ways is held back.
+    /// The proxies hold back everything that nodes send on these ways.
     Cut(Vec<Way>),
     /// The wall clocks jump by this offset, and back at the end.
     MoveClocks(&'static str),
-    /// No file can be written. A node that has ended is restarted at the end.
+    /// The nodes cannot write to files. Those that have ended start again at the end.
     FillDisk,
 }
 

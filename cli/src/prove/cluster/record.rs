@@ -1,4 +1,4 @@
-//! What has happened, and when: grants, leaders, faults, refused and lost updates.
+//! The record of a run: the times of grants, leaders, faults, and refused and lost updates.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

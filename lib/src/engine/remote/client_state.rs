@@ -122,9 +122,8 @@ impl<B: Backend> ClientState<B> {
         if let Some(session) = self.sessions.borrow_mut().remove(&session) {
             drop(session.notices.send(Notice::SessionEnded(how)));
         }
-        let mut waits = self.waits.borrow_mut();
-        let ended: Vec<_> = waits.keys().filter(|(owner, _)| *owner == session).copied().collect();
-        for wait in ended.iter().filter_map(|key| waits.remove(key)) {
+        let ended: Vec<_> = self.waits.borrow().keys().filter(|(owner, _)| *owner == session).copied().collect();
+        for wait in ended.iter().filter_map(|key| self.waits.borrow_mut().remove(key)) {
             drop(wait.outcome.send(Err(Failure::SessionEnded)));
         }
     }
