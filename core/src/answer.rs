@@ -50,6 +50,13 @@ pub enum Answer {
         /// The last token before this command, 0 for none.
         last: u64,
     },
+    /// Grants were found by their secret, and released or extended.
+    Matched {
+        /// How many of the command's locks they hold or held; 0 if nothing was changed.
+        locks: u32,
+        /// How many of the command's locks are held otherwise.
+        others: u32,
+    },
 }
 
 /// Why a command was refused. It changed nothing, except that a repeat of the same request gets the same refusal.
@@ -59,6 +66,14 @@ pub enum Refusal {
     #[error("session {session} does not exist: it was closed or has expired; open a new one")]
     NoSuchSession {
         /// The session that the command named.
+        session: SessionId,
+    },
+    /// The session was opened for one request.
+    #[error(
+        "session {session} was opened for one request, and cannot make another or number it; open a session for several"
+    )]
+    ForOneRequest {
+        /// Which session.
         session: SessionId,
     },
     /// There is a session with this id.
@@ -178,6 +193,21 @@ pub enum Refusal {
         /// The token that was named.
         token: Token,
     },
+    /// The lock's grant has no secret.
+    #[error("lock '{lock}' was not taken with a secret; release it with its token, or take it away by force")]
+    NoSecret {
+        /// Which lock.
+        lock: LockName,
+    },
+    /// A grant holds another lock as well, and the command does not name it.
+    #[error("lock '{lock}' was taken in the same request; name all locks of that request")]
+    PartOfGrant {
+        /// The lock that the command does not name.
+        lock: LockName,
+    },
+    /// A secret can be set for exclusive locks only.
+    #[error("only exclusive locks can be taken with a secret")]
+    SecretNotPossible,
     /// The token was never given.
     #[error("token {token} was never given; the last one given is {last}")]
     NeverGranted {

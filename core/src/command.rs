@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::{Delay, Label, Limits, LockName, RequestNo, SessionId, Ticket, Token, Ttl, Value};
+use crate::{Delay, Label, Limits, LockName, LockNames, RequestNo, Secret, SessionId, Ticket, Token, Ttl, Value};
 
 /// Everything that changes the machine. Applied one after the other, in the order of the host's log.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -97,6 +97,27 @@ pub enum Command {
     Configure {
         /// The limits from now on.
         limits: Limits,
+    },
+    /// Open a session for one request, and acquire with it. The session ends with the grant or the wait. If the request is
+    /// neither granted nor queued, no session is opened.
+    OpenAndAcquire(OpenAndAcquire),
+    /// Give the grants that hold these locks another TTL, if each of the locks is held with the secret. Answered with
+    /// [`Answer::Matched`](crate::Answer::Matched).
+    ExtendHeld {
+        /// The locks.
+        locks: LockNames,
+        /// The secret of the grants.
+        secret: Secret,
+        /// The TTL of their sessions from now on.
+        ttl: Ttl,
+    },
+    /// Release those of these locks that are held with the secret. Answered with
+    /// [`Answer::Matched`](crate::Answer::Matched).
+    ReleaseHeld {
+        /// The locks: all locks of each grant.
+        locks: LockNames,
+        /// The secret of the grants.
+        secret: Secret,
     },
 }
 
@@ -190,6 +211,21 @@ impl Acquire {
             value: None,
         }
     }
+}
+
+/// A request of a session that is opened for it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct OpenAndAcquire {
+    /// How long the session lives without a keep-alive; [`Ttl::ENDLESS`] is accepted here.
+    pub ttl: Ttl,
+    /// The session's name in listings.
+    pub label: Label,
+    /// A secret that stands for the token in later commands. For exclusive locks only.
+    pub secret: Option<Secret>,
+    /// Whether a grant of exactly these locks with the same secret gets the new TTL, and is the answer.
+    pub renews: bool,
+    /// The request. Its caller is the new session, without a request number.
+    pub acquire: Acquire,
 }
 
 /// The locks of one request, nearly always one.

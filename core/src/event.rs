@@ -119,6 +119,13 @@ pub enum Event {
         /// The limits from now on.
         limits: Limits,
     },
+    /// A session has another TTL. The host measures it from now on.
+    TtlChanged {
+        /// Which session.
+        session: SessionId,
+        /// Its TTL.
+        ttl: Ttl,
+    },
 }
 
 impl Event {
@@ -142,7 +149,8 @@ impl Event {
             Event::SessionOpened { .. }
             | Event::SessionEnded { .. }
             | Event::TokensRaised { .. }
-            | Event::Configured { .. } => None,
+            | Event::Configured { .. }
+            | Event::TtlChanged { .. } => None,
         }
     }
 }

@@ -5,7 +5,7 @@ use thiserror::Error;
 use crate::list::List;
 use crate::machine::{ALL, Claim, ClaimState, FORCED_KEPT, Lock, Session};
 use crate::slab::{Slab, Slot};
-use crate::{Machine, Token};
+use crate::{Machine, Token, Ttl};
 
 /// An invariant that does not hold. Always a bug, or damage.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -25,6 +25,7 @@ fn ensure(holds: bool, what: impl FnOnce() -> String) -> Checked {
 /// - no token is held twice or lies above the last one given;
 /// - a repeat of a request that is held is recognised;
 /// - every claim is in its session, at each of its locks, and nowhere else;
+/// - a session that was opened for one request has that request and no other, and only such a session has a secret or no end;
 /// - queues are in the order of arrival, and no waiter waits that could be granted;
 /// - an idle lock keeps nothing but its last force-releases, at most 256 for all idle locks together;
 /// - the look-up tables find every session, lock, token and request.
@@ -129,12 +130,21 @@ fn check_claim(machine: &Machine, slot: Slot<Claim>, claim: &Claim) -> Checked {
     let withheld = matches!(claim.state(), ClaimState::Withheld { .. });
     let delay = claim.extras.as_ref().is_some_and(|extras| extras.delay.is_some());
     ensure(withheld == claim.session.is_none(), || "a claim has no session though it is not withheld".to_owned())?;
-    ensure(!withheld || (delay && claim.number.is_none()), || "a claim is withheld without a delay".to_owned())
+    ensure(!withheld || (delay && claim.number.is_none()), || "a claim is withheld without a delay".to_owned())?;
+    let is_exclusive =
+        |entry| machine.entries[entry].need == ALL && machine.locks[machine.entries[entry].lock].limit == ALL;
+    let is_secret_possible = || {
+        !withheld && machine.sessions[claim.session].is_for_one_request && machine.entries_of(slot).all(is_exclusive)
+    };
+    ensure(machine.secret_of(slot).is_none() || is_secret_possible(), || "a claim cannot have its secret".to_owned())
 }
 
 fn check_session(machine: &Machine, slot: Slot<Session>, session: &Session) -> Checked {
     let id = session.id;
-    ensure(machine.find_session(id) == Some(slot), || format!("session {id} is not found by its id"))
+    ensure(machine.find_session(id) == Some(slot), || format!("session {id} is not found by its id"))?;
+    let is_for_one = session.is_for_one_request;
+    ensure(!is_for_one || session.claims.len == 1, || format!("session {id} is not for one request"))?;
+    ensure(is_for_one || session.ttl != Ttl::ENDLESS, || format!("session {id} has no end"))
 }
 
 fn check_tables(machine: &Machine) -> Checked {

@@ -46,7 +46,7 @@ mod view;
 
 pub use answer::{Answer, Applied, Refusal};
 pub use causes::write_with_causes;
-pub use command::{Acquire, Caller, Command, Kind, Mode, Patience, Reentry, Waiting, Want, Wants};
+pub use command::{Acquire, Caller, Command, Kind, Mode, OpenAndAcquire, Patience, Reentry, Waiting, Want, Wants};
 pub use event::{Departure, Ended, Ending, Event, Events, Force, LockNames, SessionEnd};
 pub use limits::{Limit, Limits};
 pub use machine::Machine;
@@ -54,5 +54,5 @@ pub use number::{BadNumber, Delay, RequestNo, SessionId, Ticket, Token, Ttl};
 pub use seal::{Seal, SealError};
 pub use signed::{Claims, Scope, SignedHead};
 pub use snapshot::{RestoreError, SNAPSHOT_VERSION};
-pub use text::{BadName, Label, LockName, Value};
+pub use text::{BadName, Label, LockName, Secret, Value};
 pub use view::{Cursor, GrantState, GrantView, LockView, SessionView, WaiterView};

@@ -172,7 +172,6 @@ impl RequestNo {
 
 /// How long a session lives without a keep-alive. The machine only stores it; the host measures the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "u64", into = "u64")]
 pub struct Ttl(NonZeroU32);
 
 /// A lock-delay, Consul's word: how long a lock stays *withheld*, that is held by no session and granted to none, after
@@ -189,7 +188,10 @@ fn millis(what: &'static str, ms: u64) -> Result<NonZeroU32, BadNumber> {
 }
 
 impl Ttl {
-    /// Returns a TTL of this many milliseconds. A machine's limits may be narrower.
+    /// The TTL of a session that does not expire. Only [`OpenAndAcquire`](crate::OpenAndAcquire) accepts it.
+    pub const ENDLESS: Ttl = Ttl(NonZeroU32::MAX);
+
+    /// Returns a TTL of this many milliseconds, below 2^32 - 1. A machine's limits may be narrower.
     ///
     /// ```
     /// use palisade_core::Ttl;
@@ -199,7 +201,10 @@ impl Ttl {
     /// # Ok::<(), palisade_core::BadNumber>(())
     /// ```
     pub fn from_ms(ms: u64) -> Result<Ttl, BadNumber> {
-        millis("ttl_ms", ms).map(Ttl)
+        match millis("ttl_ms", ms).map(Ttl)? {
+            Ttl::ENDLESS => Err(BadNumber::TooLarge { what: "ttl_ms", value: ms, max: ms - 1 }),
+            ttl => Ok(ttl),
+        }
     }
 
     /// Returns the TTL in milliseconds.

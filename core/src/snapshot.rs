@@ -10,7 +10,7 @@ use crate::slab::Slab;
 use crate::{Limits, Machine, invariant};
 
 /// The version that [`Machine::snapshot`] writes.
-pub const SNAPSHOT_VERSION: u32 = 3;
+pub const SNAPSHOT_VERSION: u32 = 4;
 
 const MAGIC: [u8; 8] = *b"PALISADE";
 const HEADER: usize = MAGIC.len() + 4 + 4;

@@ -1,4 +1,4 @@
-//! Names, labels and values.
+//! Names, labels, values and secrets.
 
 use std::fmt;
 use std::sync::Arc;
@@ -159,5 +159,42 @@ impl Value {
     /// ```
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
+    }
+}
+
+/// The secret of a grant, which its holder has chosen: any bytes within the machine's limit for values. Whoever knows it
+/// can do what the holder can. It is never printed.
+///
+/// ```
+/// use palisade_core::Secret;
+/// assert!(!format!("{:?}", Secret::new(b"7f3a")).contains("7f3a"));
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Secret(Arc<[u8]>);
+
+impl Secret {
+    /// Returns a secret. The machine's limits bound its length.
+    ///
+    /// ```
+    /// use palisade_core::Secret;
+    /// assert_ne!(Secret::new(b"mine"), Secret::new(b"yours"));
+    /// ```
+    pub fn new(bytes: &[u8]) -> Secret {
+        Secret(bytes.into())
+    }
+
+    /// Returns the bytes. Show them only to a client that may use the lock.
+    ///
+    /// ```
+    /// assert_eq!(palisade_core::Secret::new(b"7f3a").as_bytes(), b"7f3a");
+    /// ```
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
     }
 }

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::machine::{ClaimState, Lock, LockEntry, Session};
 use crate::slab::Slot;
 use crate::{
-    Caller, Delay, Ended, Kind, Label, Limits, LockName, LockNames, Machine, Mode, Refusal, RequestNo, SessionId,
-    Ticket, Token, Ttl, Value,
+    Caller, Delay, Ended, Kind, Label, Limits, LockName, LockNames, Machine, Mode, Refusal, RequestNo, Secret,
+    SessionId, Ticket, Token, Ttl, Value,
 };
 
 /// A position in a listing. A lock that is in use during the whole listing is returned exactly once.
@@ -124,6 +124,39 @@ impl Machine {
         let grant = view.holders().find(|grant| grant.token == token);
         let mode = grant.map(|grant| grant.mode).ok_or_else(|| Refusal::NotHeld { lock: lock.clone(), token })?;
         Ok((self.sessions[self.claims[claim].session].id, mode))
+    }
+
+    /// Returns the session, the token and the secret of a lock that is held with a secret; `None` if it is free. Show the
+    /// secret only to a client that may use the lock.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::NoSecret`]: it is held without a secret, or withheld.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let (invoices, session) = (LockName::new("invoices")?, SessionId::new(3)?);
+    /// let (ttl, label, secret) = (Ttl::ENDLESS, Label::new("carol"), Secret::new(b"7f3a"));
+    /// let acquire = Acquire::exclusive(session, invoices.clone());
+    /// assert_eq!(machine.held_with_secret(&invoices)?, None);
+    /// machine.apply(Command::OpenAndAcquire(OpenAndAcquire {
+    ///     ttl,
+    ///     label,
+    ///     secret: Some(secret.clone()),
+    ///     renews: false,
+    ///     acquire,
+    /// }));
+    /// assert!(matches!(machine.held_with_secret(&invoices)?, Some((id, _, held)) if id == session && *held == secret));
+    /// assert_eq!(machine.held_with_secret(&orders), Err(Refusal::NoSecret { lock: orders }));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn held_with_secret(&self, lock: &LockName) -> Result<Option<(SessionId, Token, &Secret)>, Refusal> {
+        let Some(slot) = self.find_lock(lock).filter(|slot| !self.locks[*slot].holders.is_empty()) else {
+            return Ok(None);
+        };
+        let held = self.claim_with_secret(slot).and_then(|claim| Some((claim, self.secret_of(claim)?)));
+        let Some((claim, secret)) = held else { return Err(Refusal::NoSecret { lock: lock.clone() }) };
+        Ok(Some((self.sessions[self.claims[claim].session].id, self.token_of(claim), secret)))
     }
 
     /// Returns whether the request of this number waits or is held. A repeat of it would change nothing.

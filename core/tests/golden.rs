@@ -31,6 +31,7 @@ macro_rules! scripts {
 scripts! {
     grant
     queue
+    secret
     shared
     permits
     multi

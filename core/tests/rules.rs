@@ -180,6 +180,7 @@ fn the_random_commands_reach_every_answer_refusal_and_event() {
         }
     }
     let every = "Opened Granted Queued Busy Forced Done NoSuchSession SessionExists NoSuchLock NoReason NoHolder OverLimit \
+        Matched PartOfGrant SecretNotPossible ForOneRequest TtlChanged \
         UnderLimit AlreadyHeld NoLocks NamedTwice WrongKind LimitDiffers BadPermits BadLimit BadLimit ValueNotPossible NotHeld NotWithheld \
         NeverGranted OtherSession AlreadyGranted NotWaiting Withdrawn NumberReused NumberForgotten SessionOpened \
         SessionEnded LeftQueue LeftCancelled LeftSessionEnded LeftRefused GrantedAfterWait GrantEnded EndedReleased \

@@ -1,26 +1,105 @@
 //! Requests to the node, independent of the client's protocol.
 
-use palisade_core::{Delay, Label, LockName, RequestNo, SessionId, Token, Ttl, Value, Want};
+use palisade_core::{Delay, Label, LockName, LockNames, RequestNo, Secret, SessionId, Token, Ttl, Value, Want};
 use smallvec::SmallVec;
 
 /// One request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Request {
-    OpenSession { ttl: Ttl, label: Option<Label> },
-    KeepAlive { sessions: Vec<SessionId> },
-    CloseSession { session: SessionId },
-    Attach { session: SessionId },
+    OpenSession {
+        ttl: Ttl,
+        label: Option<Label>,
+    },
+    KeepAlive {
+        sessions: Vec<SessionId>,
+    },
+    CloseSession {
+        session: SessionId,
+    },
+    Attach {
+        session: SessionId,
+    },
     Acquire(AcquireRequest),
-    Release { lock: LockName, token: Token, session: Option<SessionId>, number: Option<RequestNo> },
-    Cancel { session: SessionId, number: RequestNo },
-    Publish { session: SessionId, lock: LockName, token: Token, value: Value },
-    Break { lock: LockName, only: Option<Token>, by: Option<Label>, reason: Label },
-    Resize { lock: LockName, permits: u32 },
-    RaiseTokens { above: Token },
-    Watch { prefix: String },
-    Unwatch { prefix: String },
+    Release {
+        lock: LockName,
+        token: Token,
+        session: Option<SessionId>,
+        number: Option<RequestNo>,
+    },
+    Cancel {
+        session: SessionId,
+        number: RequestNo,
+    },
+    Publish {
+        session: SessionId,
+        lock: LockName,
+        token: Token,
+        value: Value,
+    },
+    Break {
+        lock: LockName,
+        only: Option<Token>,
+        by: Option<Label>,
+        reason: Label,
+    },
+    Resize {
+        lock: LockName,
+        permits: u32,
+    },
+    RaiseTokens {
+        above: Token,
+    },
+    Watch {
+        prefix: String,
+    },
+    Unwatch {
+        prefix: String,
+    },
+    /// Releases locks that are held with this secret.
+    ReleaseHeld {
+        locks: LockNames,
+        secret: Secret,
+    },
+    /// Changes how long locks stay held that are held with this secret.
+    ExtendHeld {
+        locks: LockNames,
+        secret: Secret,
+        time: Extension,
+    },
+    /// Releases a lock that is held with any secret.
+    DropHeld {
+        lock: LockName,
+    },
+    /// Changes how long a lock stays held that is held with any secret.
+    ExpireHeld {
+        lock: LockName,
+        ttl: Ttl,
+    },
     Query(Query),
+}
+
+/// How long a grant stays held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extension {
+    /// For this time from now on.
+    For(Ttl),
+    /// For this time beyond the time that is left, in milliseconds.
+    Add(u64),
+}
+
+impl Request {
+    /// Returns whether the node looks at its state before it proposes or answers the request. The client's earlier requests
+    /// must be answered first, so that it sees what they did.
+    pub(crate) fn reads_state(&self) -> bool {
+        matches!(
+            self,
+            Request::DropHeld { .. }
+                | Request::ExpireHeld { .. }
+                | Request::ExtendHeld { time: Extension::Add(_), .. }
+                | Request::Query(Query::Held { .. })
+        )
+    }
 }
 
 /// A read of the node's state.
@@ -46,6 +125,10 @@ pub enum Query {
         lock: LockName,
         token: Token,
         session: Option<SessionId>,
+    },
+    /// Asks how each of these locks is held.
+    Held {
+        locks: LockNames,
     },
 }
 
@@ -93,6 +176,10 @@ pub struct AcquireRequest {
     pub is_async: bool,
     /// The value that the leader of an election publishes.
     pub value: Option<Value>,
+    /// The secret that stands for the token in later requests; only with a new session.
+    pub secret: Option<Secret>,
+    /// Whether a grant of these locks with the same secret is renewed.
+    pub renews: bool,
 }
 
 /// The session that holds what a request acquires.
@@ -118,11 +205,5 @@ impl AcquireRequest {
     /// Returns whether the request may join a queue.
     pub(crate) fn waits(&self) -> bool {
         self.is_async || self.wait_ms.is_some_and(|ms| ms > 0)
-    }
-
-    /// Returns whether the reply may come later than the next commit: the request waits for its locks, or opens a session
-    /// first. A connection that answers in order runs no other command before that reply.
-    pub(crate) fn is_blocking(&self) -> bool {
-        self.holder.session().is_none() || (self.waits() && !self.is_async)
     }
 }

@@ -181,6 +181,8 @@ impl World {
                     number: RequestNo::new(self.last_number).ok(),
                     is_async: true,
                     value: None,
+                    secret: None,
+                    renews: false,
                 };
                 self.request(at, Request::Acquire(request));
             }
@@ -258,6 +260,8 @@ fn a_grant_to_a_client_that_has_left_is_released() {
             number: None,
             is_async: false,
             value: None,
+            secret: None,
+            renews: false,
         })
     };
     let replies = |world: &mut World, at: usize, request: Request| {

@@ -97,7 +97,8 @@ impl<'a> EventLine<'a> {
             Event::SessionOpened { .. }
             | Event::SessionEnded { .. }
             | Event::TokensRaised { .. }
-            | Event::Configured { .. } => return None,
+            | Event::Configured { .. }
+            | Event::TtlChanged { .. } => return None,
         };
         Some(line)
     }

@@ -6,7 +6,10 @@ use super::state::{ALL, PackedState, at_lock, at_lock_mut, at_session, at_sessio
 use super::{Claim, ClaimExtras, ClaimState, Lock, LockEntry, Machine, Session};
 use crate::list::{Link, List};
 use crate::slab::Slot;
-use crate::{Acquire, Answer, Event, Events, Kind, Limit, Mode, Patience, Reentry, Refusal, Ticket, Token, Want};
+use crate::{
+    Acquire, Answer, Event, Events, Kind, Limit, Mode, OpenAndAcquire, Patience, Reentry, Refusal, Secret, Ticket,
+    Token, Ttl, Want,
+};
 
 /// The lock of each want, `NONE` for a lock that is not in use.
 type Found = SmallVec<[Slot<Lock>; 1]>;
@@ -19,28 +22,86 @@ impl Machine {
         events: &mut Events,
     ) -> Result<Answer, Refusal> {
         let session = self.session_slot(request.caller.session)?;
+        if self.sessions[session].is_for_one_request {
+            return Err(Refusal::ForOneRequest { session: request.caller.session });
+        }
         self.check_request(&request)?;
+        let found = self.find_locks(&request);
+        self.check_locks(Some(session), &request, &found)?;
+        let free = self.are_free(&request, &found);
+        if !free && request.patience == Patience::Try {
+            return Ok(Answer::Busy);
+        }
+        self.check_capacity(self.sessions[session].locks, &request, &found, free)?;
+        let state = self.next_state(free)?;
+        let claim = self.add_claim(session, &request, None, found, state, fingerprint);
+        Ok(self.announce(claim, events))
+    }
+
+    /// Opens a session for the request once it is certain that it will be granted or queued.
+    pub(super) fn open_and_acquire(
+        &mut self,
+        request: OpenAndAcquire,
+        events: &mut Events,
+    ) -> Result<Answer, Refusal> {
+        let OpenAndAcquire { ttl, label, secret, renews, acquire } = request;
+        if ttl != Ttl::ENDLESS {
+            self.check_ttl(ttl)?;
+        }
+        self.check_session(acquire.caller.session, &label)?;
+        self.check_request(&acquire)?;
+        if let Some(secret) = &secret {
+            self.limits.at_most(Limit::ValueBytes, secret.as_bytes().len() as u64)?;
+            if acquire.wants.iter().any(|want| want.mode != Mode::Exclusive) {
+                return Err(Refusal::SecretNotPossible);
+            }
+        }
+        if let Some(token) =
+            secret.as_ref().filter(|_| renews).and_then(|secret| self.renew(&acquire, secret, ttl, events))
+        {
+            return Ok(Answer::Granted { token });
+        }
+        let found = self.find_locks(&acquire);
+        self.check_locks(None, &acquire, &found)?;
+        let free = self.are_free(&acquire, &found);
+        if !free && acquire.patience == Patience::Try {
+            return Ok(Answer::Busy);
+        }
+        self.check_capacity(0, &acquire, &found, free)?;
+        let state = self.next_state(free)?;
+        let session = self.add_session(acquire.caller.session, ttl, label, true, events);
+        let claim = self.add_claim(session, &acquire, secret, found, state, 0);
+        Ok(self.announce(claim, events))
+    }
+
+    fn find_locks(&self, request: &Acquire) -> Found {
         let mut found = Found::new();
         for want in &request.wants {
             found.push(self.find_lock(&want.lock).unwrap_or(Slot::NONE));
         }
-        self.check_locks(session, &request, &found)?;
-        let free = request.wants.iter().zip(&found).all(|(want, lock)| self.is_free(*lock, want.mode.need()));
-        if !free && request.patience == Patience::Try {
-            return Ok(Answer::Busy);
+        found
+    }
+
+    fn are_free(&self, request: &Acquire, found: &Found) -> bool {
+        request.wants.iter().zip(found).all(|(want, lock)| self.is_free(*lock, want.mode.need()))
+    }
+
+    /// Returns the state of a new claim, with its token or its place in the order of arrival.
+    fn next_state(&mut self, free: bool) -> Result<ClaimState, Refusal> {
+        if free {
+            return Ok(ClaimState::Held { token: self.next_token()? });
         }
-        self.check_capacity(session, &request, &found, free)?;
-        let state = if free {
-            ClaimState::Held { token: self.next_token()? }
-        } else {
-            self.last_arrival += 1;
-            ClaimState::Waiting { arrival: self.last_arrival }
-        };
-        let claim = self.add_claim(session, &request, found, state, fingerprint);
-        Ok(match state {
+        self.last_arrival += 1;
+        Ok(ClaimState::Waiting { arrival: self.last_arrival })
+    }
+
+    /// Announces a new claim, and returns the answer to its request.
+    fn announce(&mut self, claim: Slot<Claim>, events: &mut Events) -> Answer {
+        match self.claims[claim].state() {
             ClaimState::Waiting { arrival } => {
                 let ticket = Ticket { arrival, slot: claim.number() };
-                events.push(Event::Queued { ticket, session: request.caller.session, locks: self.locks_of(claim) });
+                let session = self.sessions[self.claims[claim].session].id;
+                events.push(Event::Queued { ticket, session, locks: self.locks_of(claim) });
                 Answer::Queued { ticket }
             }
             ClaimState::Held { token } | ClaimState::Withheld { token } => {
@@ -48,7 +109,7 @@ impl Machine {
                 self.announce_grant(claim, token, None, events);
                 Answer::Granted { token }
             }
-        })
+        }
     }
 
     /// Checks what does not depend on the state of the locks.
@@ -77,13 +138,13 @@ impl Machine {
         Ok(())
     }
 
-    /// Checks the request against the locks in use.
-    fn check_locks(&self, session: Slot<Session>, request: &Acquire, found: &Found) -> Result<(), Refusal> {
+    /// Checks the request against the locks in use. A new session is `None`: it holds nothing.
+    fn check_locks(&self, session: Option<Slot<Session>>, request: &Acquire, found: &Found) -> Result<(), Refusal> {
         for (want, slot) in request.wants.iter().zip(found) {
             let Some(slot) = slot.some() else { continue };
             check_kind(&self.locks[slot], want)?;
             if request.reentry == Reentry::Refuse
-                && let Some(token) = self.held_by(session, slot)
+                && let Some(token) = session.and_then(|session| self.held_by(session, slot))
             {
                 return Err(Refusal::AlreadyHeld { lock: want.lock.clone(), token });
             }
@@ -91,15 +152,10 @@ impl Machine {
         Ok(())
     }
 
-    fn check_capacity(
-        &self,
-        session: Slot<Session>,
-        request: &Acquire,
-        found: &Found,
-        free: bool,
-    ) -> Result<(), Refusal> {
+    /// Checks that there is room for the request. Its session has `locks` already.
+    fn check_capacity(&self, locks: u32, request: &Acquire, found: &Found, free: bool) -> Result<(), Refusal> {
         let wanted = request.wants.len() as u64;
-        self.limits.at_most(Limit::LocksPerSession, u64::from(self.sessions[session].locks) + wanted)?;
+        self.limits.at_most(Limit::LocksPerSession, u64::from(locks) + wanted)?;
         let new = found.iter().filter(|slot| slot.is_none()).count() as u64;
         self.limits.at_most(Limit::Locks, u64::from(self.locks.len()) + new)?;
         if !free {
@@ -137,12 +193,13 @@ impl Machine {
         &mut self,
         session: Slot<Session>,
         request: &Acquire,
+        secret: Option<Secret>,
         found: Found,
         state: ClaimState,
         fingerprint: u64,
     ) -> Slot<Claim> {
-        let extras = (request.delay.is_some() || request.value.is_some())
-            .then(|| Box::new(ClaimExtras { delay: request.delay, value: request.value.clone() }));
+        let extras = ClaimExtras { delay: request.delay, value: request.value.clone(), secret };
+        let extras = (extras != ClaimExtras::default()).then(|| Box::new(extras));
         let claim = self.claims.insert(Claim {
             packed: PackedState::of(state),
             number: request.caller.number,

@@ -111,6 +111,7 @@ impl Machine {
             unreachable!("only a waiter leaves a queue")
         };
         let (locks, session) = (self.locks_of(claim), self.holder(claim).id);
+        let owner = self.claims[claim].session;
         self.unlink_from_session(claim);
         let mut next = self.claims[claim].first;
         while let Some(slot) = next.some() {
@@ -121,16 +122,18 @@ impl Machine {
         }
         self.claims.remove(claim);
         events.push(Event::LeftQueue { ticket: Ticket { arrival, slot: claim.number() }, session, locks, why });
+        self.end_if_done(owner, events);
     }
 
     /// Ends a grant that is held. The caller then calls `grant_waiters` for the touched locks.
     pub(super) fn end_grant(&mut self, claim: Slot<Claim>, how: Ending, touched: &mut Touched, events: &mut Events) {
         let (token, session) = (self.token_of(claim), self.holder(claim).id);
-        let locks = self.locks_of(claim);
+        let (locks, owner) = (self.locks_of(claim), self.claims[claim].session);
         self.record_ending(claim, &how, false);
         self.unlink_from_session(claim);
         self.free_permits(claim, touched);
         events.push(Event::GrantEnded { locks, session, token, how });
+        self.end_if_done(owner, events);
     }
 
     /// Ends a grant whose session expired, but keeps its permits until the host ends the lock-delay.
@@ -144,7 +147,7 @@ impl Machine {
         withheld.set_state(ClaimState::Withheld { token });
         (withheld.session, withheld.number) = (Slot::NONE, None);
         if let Some(extras) = &mut withheld.extras {
-            extras.value = None;
+            (extras.value, extras.secret) = (None, None);
         }
         events.push(Event::GrantEnded { locks: locks.clone(), session, token, how });
         events.push(Event::Withheld { locks, token, delay });
@@ -176,7 +179,7 @@ impl Machine {
     }
 
     /// Returns the token of a claim that is held or withheld.
-    pub(super) fn token_of(&self, claim: Slot<Claim>) -> Token {
+    pub(crate) fn token_of(&self, claim: Slot<Claim>) -> Token {
         match self.claims[claim].state() {
             ClaimState::Held { token } | ClaimState::Withheld { token } => token,
             ClaimState::Waiting { .. } => unreachable!("a waiting claim has no token"),

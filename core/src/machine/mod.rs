@@ -10,6 +10,7 @@ mod index;
 mod operate;
 mod release;
 mod repeat;
+mod secret;
 mod sessions;
 mod state;
 
@@ -125,6 +126,9 @@ impl Machine {
             Command::EndDelay { lock, token } => self.end_delay(&lock, token, events),
             Command::RaiseTokens { above } => Ok(self.raise_tokens(above, events)),
             Command::Configure { limits } => Ok(self.configure(limits, events)),
+            Command::OpenAndAcquire(request) => self.open_and_acquire(request, events),
+            Command::ExtendHeld { locks, secret, ttl } => self.extend_held(&locks, &secret, ttl, events),
+            Command::ReleaseHeld { locks, secret } => self.release_held(&locks, &secret, events),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::claims::Touched;
 use super::state::AnsweredRequest;
-use super::{Claim, ClaimExtras, ClaimState, Machine};
+use super::{Claim, ClaimState, Machine};
 use crate::slab::Slot;
 use crate::{
     Answer, Caller, Departure, Ending, Event, Events, Limit, LockName, Mode, Refusal, Ticket, Token, Value, Waiting,
@@ -93,9 +93,7 @@ impl Machine {
         if !alone {
             return Err(Refusal::ValueNotPossible);
         }
-        let extras =
-            self.claims[claim].extras.get_or_insert_with(|| Box::new(ClaimExtras { delay: None, value: None }));
-        extras.value = Some(value.clone());
+        self.claims[claim].extras.get_or_insert_default().value = Some(value.clone());
         events.push(Event::Published { lock, token, value });
         Ok(Answer::Done)
     }

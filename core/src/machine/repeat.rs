@@ -19,6 +19,10 @@ impl Machine {
         events: &mut Events,
     ) -> Result<Answer, Refusal> {
         let session = self.session_slot(id)?;
+        // It could not remember the answer to a command that ends it.
+        if self.sessions[session].is_for_one_request {
+            return Err(Refusal::ForOneRequest { session: id });
+        }
         let fingerprint = fingerprint(&command);
         if let Some(first) = self.recall(session, number, fingerprint) {
             return first;

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::list::{Link, List};
 use crate::slab::Slot;
 use crate::{
-    Answer, BadNumber, Delay, Ended, Kind, Label, LockName, Mode, Refusal, RequestNo, SessionId, Token, Ttl, Value,
+    Answer, BadNumber, Delay, Ended, Kind, Label, LockName, Mode, Refusal, RequestNo, Secret, SessionId, Token, Ttl,
+    Value,
 };
 
 /// The permits of an ordinary lock. An exclusive holder takes all of them, a shared holder takes one.
@@ -23,6 +24,8 @@ pub(crate) struct Session {
     /// The number of entries of those claims.
     pub(crate) locks: u32,
     pub(crate) answers: Option<Box<Answers>>,
+    /// Whether it was opened for one request, and ends with the grant or the wait.
+    pub(crate) is_for_one_request: bool,
 }
 
 /// The numbered requests of a session that are no longer waiting or held.
@@ -122,10 +125,11 @@ impl Claim {
 }
 
 /// The optional parts of a claim. Most claims have none, so they are boxed.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ClaimExtras {
     pub(crate) delay: Option<Delay>,
     pub(crate) value: Option<Value>,
+    pub(crate) secret: Option<Secret>,
 }
 
 #[derive(Clone, Serialize, Deserialize)]

@@ -72,6 +72,9 @@ impl EventChecker {
             }
             Event::TokensRaised { above } => self.raise(*above),
             Event::Configured { limits } => self.limits = Some(limits.clone()),
+            Event::TtlChanged { session, ttl } => {
+                assert!(self.sessions.insert(*session, *ttl).is_some(), "{event:?}: it was not open");
+            }
             Event::Withheld { .. } => unreachable!("applied by the caller"),
         }
     }

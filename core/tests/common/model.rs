@@ -6,7 +6,7 @@
 //!
 //! If several things are wrong with one request, the refusal names the first of these:
 //!
-//! 1. the session does not exist;
+//! 1. the session does not exist, or was opened for one request;
 //! 2. the request's number was used already;
 //! 3. the request is invalid: no locks, too many, a name too long, impossible permits, a name twice
 //!    (these three want by want), the delay too long, the value too long or not possible;
@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 use palisade_core::{
     Acquire, Answer, Applied, Caller, Command, Departure, Ended, Ending, Event, Force, Kind, Label, Limit, Limits,
-    LockName, LockNames, Mode, Patience, Reentry, Refusal, RequestNo, SessionEnd, SessionId, Ticket, Token, Ttl,
-    Value, Waiting, Want,
+    LockName, LockNames, Mode, OpenAndAcquire, Patience, Reentry, Refusal, RequestNo, Secret, SessionEnd, SessionId,
+    Ticket, Token, Ttl, Value, Waiting, Want,
 };
 
 use super::observed::{Observed, ObservedLock, ObservedSession};
@@ -50,6 +50,7 @@ pub(crate) struct Session {
     answered: Vec<PastRequest>,
     /// An unknown request up to this number may have been carried out.
     forgotten: u64,
+    is_for_one_request: bool,
 }
 
 #[derive(Clone)]
@@ -72,6 +73,7 @@ pub(crate) struct Claim {
     pub(crate) state: ClaimState,
     pub(crate) request: Acquire,
     value: Option<Value>,
+    secret: Option<Secret>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,7 +99,10 @@ impl Assigned {
             Ok(Answer::Queued { ticket }) => assigned.ticket = Some(ticket),
             Ok(Answer::Granted { token }) => assigned.token = Some(token),
             Ok(Answer::Forced { moved_to, .. }) => assigned.moved_to = Some(moved_to),
-            Ok(Answer::Opened { .. } | Answer::Busy | Answer::Done | Answer::Raised { .. }) | Err(_) => {}
+            Ok(
+                Answer::Opened { .. } | Answer::Busy | Answer::Done | Answer::Raised { .. } | Answer::Matched { .. },
+            )
+            | Err(_) => {}
         }
         for event in &applied.events {
             if let Event::Granted { ticket: Some(ticket), token, .. } = event {
@@ -168,6 +173,9 @@ impl Model {
             return self.perform(command, assigned, events);
         };
         self.check_session(session)?;
+        if self.sessions[&session].is_for_one_request {
+            return Err(Refusal::ForOneRequest { session });
+        }
         if let Some(first) = self.first_answer(session, number, command) {
             return first;
         }
@@ -245,24 +253,166 @@ impl Model {
                 events.push(Event::Configured { limits: limits.clone() });
                 Ok(Answer::Done)
             }
+            Command::OpenAndAcquire(request) => self.open_and_acquire(request, assigned, events),
+            Command::ExtendHeld { locks, secret, ttl } => self.extend(locks, secret, *ttl, events),
+            Command::ReleaseHeld { locks, secret } => self.release_held(locks, secret, assigned, events),
+        }
+    }
+
+    fn open_and_acquire(
+        &mut self,
+        request: &OpenAndAcquire,
+        assigned: &Assigned,
+        events: &mut Vec<Event>,
+    ) -> Outcome {
+        let OpenAndAcquire { ttl, label, secret, renews, acquire } = request;
+        let session = acquire.caller.session;
+        if *ttl != Ttl::ENDLESS {
+            self.check_ttl(*ttl)?;
+        }
+        self.check_new_session(session, label)?;
+        self.check_request(acquire)?;
+        if let Some(secret) = secret {
+            self.at_most(Limit::ValueBytes, secret.as_bytes().len() as u64)?;
+            if acquire.wants.iter().any(|want| want.mode != Mode::Exclusive) {
+                return Err(Refusal::SecretNotPossible);
+            }
+        }
+        let names = |request: &Acquire| {
+            let mut names: Vec<_> = request.wants.iter().map(|want| want.lock.clone()).collect();
+            names.sort();
+            names
+        };
+        let same = |claim: &&Claim| {
+            matches!(claim.state, ClaimState::Held(_))
+                && claim.secret == *secret
+                && names(&claim.request) == names(acquire)
+        };
+        if let Some(held) = self.claims.iter().find(same).filter(|_| *renews && secret.is_some()) {
+            let (session, token) = (held.session(), held.token().expect("it is held"));
+            self.change_ttl(session, *ttl, events);
+            return Ok(Answer::Granted { token });
+        }
+        // If nothing comes of it, it is as if nothing had been opened.
+        let (before, mut opened) = (self.clone(), Vec::new());
+        self.add_session(session, *ttl, label, &mut opened);
+        let outcome = self.acquire(acquire, assigned, &mut opened);
+        if !matches!(outcome, Ok(Answer::Granted { .. } | Answer::Queued { .. })) {
+            *self = before;
+            return outcome;
+        }
+        self.sessions.get_mut(&session).expect("just opened").is_for_one_request = true;
+        self.claims.last_mut().expect("just made").secret = secret.clone();
+        events.append(&mut opened);
+        outcome
+    }
+
+    fn change_ttl(&mut self, session: SessionId, ttl: Ttl, events: &mut Vec<Event>) {
+        self.sessions.get_mut(&session).expect("a holder's session is open").ttl = ttl;
+        events.push(Event::TtlChanged { session, ttl });
+    }
+
+    /// Returns which claim holds each of these locks with the secret, if any.
+    fn with_secret(&self, locks: &[LockName], secret: &Secret) -> Result<(Vec<Option<usize>>, u32), Refusal> {
+        self.at_most(Limit::LocksPerRequest, locks.len() as u64)?;
+        if locks.is_empty() {
+            return Err(Refusal::NoLocks);
+        }
+        let (mut found, mut others) = (Vec::new(), 0);
+        for (at, lock) in locks.iter().enumerate() {
+            if locks[..at].contains(lock) {
+                return Err(Refusal::NamedTwice { lock: lock.clone() });
+            }
+            let holder = self.claims.iter().position(|claim| !claim.is_waiting() && claim.want(lock).is_some());
+            let own = holder.and_then(|at| self.claims[at].secret.as_ref());
+            others += u32::from(holder.is_some() && own != Some(secret));
+            found.push(holder.filter(|_| own == Some(secret)));
+        }
+        Ok((found, others))
+    }
+
+    fn extend(&mut self, locks: &[LockName], secret: &Secret, ttl: Ttl, events: &mut Vec<Event>) -> Outcome {
+        self.check_ttl(ttl)?;
+        let (found, others) = self.with_secret(locks, secret)?;
+        if found.contains(&None) {
+            return Ok(Answer::Matched { locks: 0, others });
+        }
+        let mut sessions: Vec<_> = found.iter().flatten().map(|at| self.claims[*at].session()).collect();
+        sessions.sort();
+        sessions.dedup();
+        for session in sessions {
+            self.change_ttl(session, ttl, events);
+        }
+        Ok(Answer::Matched { locks: found.len() as u32, others })
+    }
+
+    fn release_held(
+        &mut self,
+        locks: &[LockName],
+        secret: &Secret,
+        assigned: &Assigned,
+        events: &mut Vec<Event>,
+    ) -> Outcome {
+        let (found, others) = self.with_secret(locks, secret)?;
+        let found: Vec<usize> = found.into_iter().flatten().collect();
+        for at in &found {
+            if let Some(lock) = self.claims[*at].names().into_iter().find(|name| !locks.contains(name)) {
+                return Err(Refusal::PartOfGrant { lock });
+            }
+        }
+        let tokens: Vec<_> = found.iter().map(|at| self.claims[*at].token()).collect();
+        for token in &tokens {
+            if let Some(at) = self.claims.iter().position(|claim| claim.token() == *token) {
+                self.end_grant(at, &Ending::Released, events);
+                self.claims.remove(at);
+            }
+        }
+        self.settle(assigned, events);
+        Ok(Answer::Matched { locks: tokens.len() as u32, others })
+    }
+
+    /// Ends the sessions that were opened for one request, which neither waits nor is held any more.
+    fn end_done_sessions(&mut self, events: &mut Vec<Event>) {
+        let is_done = |(id, session): (&SessionId, &Session)| {
+            let is_done = session.is_for_one_request && !self.claims.iter().any(|claim| claim.is_of(*id));
+            is_done.then_some(*id)
+        };
+        let done: Vec<_> = self.sessions.iter().filter_map(is_done).collect();
+        for session in done {
+            self.sessions.remove(&session);
+            events.push(Event::SessionEnded { session, how: SessionEnd::Closed });
         }
     }
 
     fn open(&mut self, session: SessionId, ttl: Ttl, label: &Label, events: &mut Vec<Event>) -> Outcome {
+        self.check_ttl(ttl)?;
+        self.check_new_session(session, label)?;
+        self.add_session(session, ttl, label, events);
+        Ok(Answer::Opened { session })
+    }
+
+    fn check_ttl(&self, ttl: Ttl) -> Result<(), Refusal> {
         let (value, min) = (ttl.as_ms(), self.limits.of(Limit::TtlMinMs));
         if value < min {
             return Err(Refusal::UnderLimit { limit: Limit::TtlMinMs, min, value });
         }
-        self.at_most(Limit::TtlMaxMs, value)?;
+        self.at_most(Limit::TtlMaxMs, value)
+    }
+
+    fn check_new_session(&self, session: SessionId, label: &Label) -> Result<(), Refusal> {
         self.at_most(Limit::LabelBytes, label.as_str().len() as u64)?;
         self.at_most(Limit::Sessions, self.sessions.len() as u64 + 1)?;
         if self.sessions.contains_key(&session) {
             return Err(Refusal::SessionExists { session });
         }
-        let fresh = Session { ttl, label: label.clone(), answered: Vec::new(), forgotten: 0 };
+        Ok(())
+    }
+
+    fn add_session(&mut self, session: SessionId, ttl: Ttl, label: &Label, events: &mut Vec<Event>) {
+        let label = label.clone();
+        let fresh = Session { ttl, label, answered: Vec::new(), forgotten: 0, is_for_one_request: false };
         self.sessions.insert(session, fresh);
         events.push(Event::SessionOpened { session, ttl });
-        Ok(Answer::Opened { session })
     }
 
     fn end(&mut self, session: SessionId, how: SessionEnd, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
@@ -275,7 +425,7 @@ impl Model {
                 (ClaimState::Held(token), Some(delay)) if how == SessionEnd::Expired => {
                     self.end_grant(at, &Ending::SessionEnded(how), events);
                     let claim = &mut self.claims[at];
-                    (claim.state, claim.value) = (ClaimState::Withheld(token), None);
+                    (claim.state, claim.value, claim.secret) = (ClaimState::Withheld(token), None, None);
                     events.push(Event::Withheld { locks: claim.names(), token, delay });
                 }
                 _ => {
@@ -293,6 +443,9 @@ impl Model {
     fn acquire(&mut self, request: &Acquire, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
         let session = request.caller.session;
         self.check_session(session)?;
+        if self.sessions[&session].is_for_one_request {
+            return Err(Refusal::ForOneRequest { session });
+        }
         self.check_request(request)?;
         self.check_locks(request)?;
         let free =
@@ -319,6 +472,7 @@ impl Model {
                 state: ClaimState::Held(token),
                 request: request.clone(),
                 value: request.value.clone(),
+                secret: None,
             });
             self.push_grant(self.claims.len() - 1, token, None, events);
             Ok(Answer::Granted { token })
@@ -330,6 +484,7 @@ impl Model {
                 state: ClaimState::Waiting(ticket),
                 request: request.clone(),
                 value: request.value.clone(),
+                secret: None,
             });
             events.push(Event::Queued { ticket, session, locks });
             Ok(Answer::Queued { ticket })
@@ -568,6 +723,7 @@ impl Model {
     /// Grants waiting requests, each time the first that can be granted, then forgets the idle locks. The very
     /// last token may go to a different waiter in another order, so there the model follows the machine.
     fn settle(&mut self, assigned: &Assigned, events: &mut Vec<Event>) {
+        self.end_done_sessions(events);
         let before = self.last_token;
         let last = assigned.waited.values().map(|token| token.get()).max().unwrap_or(before).max(before);
         let exhausted = last == Token::MAX.get();
@@ -749,6 +905,7 @@ impl Model {
         ObservedLock {
             kind: lock.permits.map_or(Kind::Lock, |limit| Kind::Semaphore { limit }),
             value: holders.iter().find_map(|claim| claim.value.clone()),
+            secret: holders.iter().find_map(|claim| claim.secret.clone()),
             holders: holders.into_iter().map(holder).collect(),
             waiters: self.queue(name).map(waiter).collect(),
             history: lock.history.clone(),

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use palisade_core::{
-    Cursor, Delay, Ended, GrantState, Kind, Label, Limits, LockName, LockView, Machine, Mode, SessionId, SessionView,
-    Ticket, Token, Ttl, Value,
+    Cursor, Delay, Ended, GrantState, Kind, Label, Limits, LockName, LockView, Machine, Mode, Secret, SessionId,
+    SessionView, Ticket, Token, Ttl, Value,
 };
 
 #[derive(Debug, Clone, PartialEq)]
@@ -37,6 +37,7 @@ pub(crate) struct ObservedLock {
     pub(crate) waiters: Vec<(Ticket, Mode, SessionId, Label)>,
     pub(crate) history: Vec<Ended>,
     pub(crate) value: Option<Value>,
+    pub(crate) secret: Option<Secret>,
 }
 
 impl Observed {
@@ -62,9 +63,10 @@ fn locks_of(machine: &Machine) -> BTreeMap<LockName, ObservedLock> {
     let mut locks = BTreeMap::new();
     let mut from = Cursor::default();
     while let Some((next, view)) = machine.locks(from).next() {
-        let observed = observe_lock(&view);
+        let mut observed = observe_lock(&view);
         let found = machine.lock(view.name()).map(|view| observe_lock(&view));
         assert_eq!(found.as_ref(), Some(&observed), "a listed lock is found");
+        observed.secret = machine.held_with_secret(view.name()).ok().flatten().map(|(_, _, secret)| secret.clone());
         assert!(locks.insert(view.name().clone(), observed).is_none(), "a lock is listed twice");
         from = next;
     }
@@ -95,6 +97,7 @@ fn observe_lock(view: &LockView<'_>) -> ObservedLock {
         waiters: view.waiters().map(|w| (w.ticket, w.mode, w.session, w.label.clone())).collect(),
         history: view.history().cloned().collect(),
         value: view.value().cloned(),
+        secret: None,
     };
     assert_eq!(view.holder_count() as usize, observed.holders.len(), "holders are counted rightly");
     assert_eq!(view.waiter_count() as usize, observed.waiters.len(), "waiters are counted rightly");

@@ -4,8 +4,8 @@
 //! whole.
 
 use palisade_core::{
-    Acquire, Answer, Applied, Caller, Command, Delay, Kind, Label, Limits, LockName, Machine, Mode, Patience,
-    Reentry, RequestNo, SessionId, Ticket, Token, Ttl, Value, Waiting, Want,
+    Acquire, Answer, Applied, Caller, Command, Delay, Event, Kind, Label, Limits, LockName, Machine, Mode,
+    OpenAndAcquire, Patience, Reentry, RequestNo, Secret, SessionId, Ticket, Token, Ttl, Value, Waiting, Want,
 };
 use proptest::collection::vec;
 use proptest::option::weighted;
@@ -69,6 +69,24 @@ pub(crate) enum Step {
     },
     Configure {
         limits: Limits,
+    },
+    /// Opens a session for one request.
+    OpenAndAcquire {
+        is_repeat: bool,
+        ttl_ms: Option<u32>,
+        secret: Option<&'static str>,
+        renews: bool,
+        wants: Vec<(u8, Mode)>,
+        options: Options,
+    },
+    Extend {
+        locks: Vec<u8>,
+        secret: &'static str,
+        ttl_ms: u32,
+    },
+    ReleaseHeld {
+        locks: Vec<u8>,
+        secret: &'static str,
     },
     /// The exact command of an earlier step.
     Again {
@@ -167,9 +185,13 @@ impl Resolver {
 
     pub(crate) fn learn(&mut self, applied: &Applied, now: Observed) {
         match applied.answer {
-            Ok(Answer::Opened { session }) => self.last_session = session.get(),
             Ok(Answer::Queued { ticket }) => self.tickets.push(ticket),
             _ => {}
+        }
+        for event in &applied.events {
+            if let Event::SessionOpened { session, .. } = event {
+                self.last_session = session.get();
+            }
         }
         self.tokens.extend(now.last_token);
         self.tokens.dedup();
@@ -179,14 +201,16 @@ impl Resolver {
     fn resolve(&self, step: &Step) -> Command {
         match step {
             Step::Open { is_repeat, ttl_ms, label } => Command::OpenSession {
-                session: SessionId::new(self.last_session + u64::from(!is_repeat || self.last_session == 0))
-                    .expect("an id"),
+                session: self.new_session(*is_repeat),
                 ttl: Ttl::from_ms(u64::from(*ttl_ms)).expect("a ttl"),
                 label: Label::new(label),
             },
             Step::Close { session } => Command::CloseSession { session: self.session(*session) },
             Step::Expire { session } => Command::ExpireSession { session: self.session(*session) },
-            Step::Acquire { session, number, wants, options } => self.acquire(*session, *number, wants, options),
+            Step::Acquire { session, number, wants, options } => {
+                let caller = self.caller(self.session(*session), *number);
+                Command::Acquire(self.acquire(caller, wants, options))
+            }
             Step::Release { by, token, lock } => {
                 let (lock, token, owner) = self.token(*token, *lock);
                 let caller = by.map(|(session, number)| self.caller_or(session, number, owner));
@@ -212,6 +236,25 @@ impl Resolver {
             }
             Step::Raise { by } => Command::RaiseTokens { above: self.near_last_token(*by) },
             Step::Configure { limits } => Command::Configure { limits: limits.clone() },
+            Step::OpenAndAcquire { is_repeat, ttl_ms, secret, renews, wants, options } => {
+                let caller = Caller::from(self.new_session(*is_repeat));
+                Command::OpenAndAcquire(OpenAndAcquire {
+                    ttl: ttl_ms.map_or(Ttl::ENDLESS, |ms| Ttl::from_ms(u64::from(ms)).expect("a ttl")),
+                    label: Label::new("one"),
+                    secret: secret.map(|secret| Secret::new(secret.as_bytes())),
+                    renews: *renews,
+                    acquire: self.acquire(caller, wants, options),
+                })
+            }
+            Step::Extend { locks, secret, ttl_ms } => Command::ExtendHeld {
+                locks: locks.iter().map(|lock| name(*lock)).collect(),
+                secret: Secret::new(secret.as_bytes()),
+                ttl: Ttl::from_ms(u64::from(*ttl_ms)).expect("a ttl"),
+            },
+            Step::ReleaseHeld { locks, secret } => Command::ReleaseHeld {
+                locks: locks.iter().map(|lock| name(*lock)).collect(),
+                secret: Secret::new(secret.as_bytes()),
+            },
             Step::Again { ago } => match self.commands.len().checked_sub(1 + usize::from(*ago)) {
                 Some(at) => self.commands[at].clone(),
                 None => Command::Configure { limits: self.now.limits.clone() },
@@ -219,15 +262,19 @@ impl Resolver {
         }
     }
 
-    fn acquire(&self, session: u8, number: NumberChoice, wants: &[(u8, Mode)], options: &Options) -> Command {
+    fn new_session(&self, is_repeat: bool) -> SessionId {
+        SessionId::new(self.last_session + u64::from(!is_repeat || self.last_session == 0)).expect("an id")
+    }
+
+    fn acquire(&self, caller: Caller, wants: &[(u8, Mode)], options: &Options) -> Acquire {
         let wants = wants.iter().map(|(lock, mode)| Want { lock: name(*lock), mode: self.fitting(*lock, *mode) });
-        Command::Acquire(Acquire {
+        Acquire {
             patience: if options.wait { Patience::Wait } else { Patience::Try },
             reentry: if options.queue_behind_myself { Reentry::Queue } else { Reentry::Refuse },
             delay: options.delay_ms.map(|ms| Delay::from_ms(u64::from(ms)).expect("a delay")),
             value: options.value.map(|value| Value::new(value.as_bytes())),
-            ..Acquire::many(self.caller(self.session(session), number), wants)
-        })
+            ..Acquire::many(caller, wants)
+        }
     }
 
     /// Adapts permits of 3 to the semaphore's current limit, and returns other modes unchanged.
@@ -363,7 +410,7 @@ fn permits() -> BoxedStrategy<Mode> {
         6 => permits(3, 3),
         6 => permits(1, 2),
         6 => permits(2, 2),
-        1 => odd.prop_map(|(count, of)| Mode::Permits { count, of }),
+        2 => odd.prop_map(|(count, of)| Mode::Permits { count, of }),
     ]
     .boxed()
 }
@@ -455,6 +502,41 @@ fn asks_of_sessions() -> BoxedStrategy<Step> {
     prop_oneof![24 => acquire, 7 => release, 4 => cancel, 2 => publish].boxed()
 }
 
+fn secret() -> BoxedStrategy<&'static str> {
+    prop_oneof![6 => Just("s1"), 3 => Just("s2"), 1 => Just("long")].boxed()
+}
+
+/// Locks by number: mostly those that can be exclusive.
+fn held_locks() -> BoxedStrategy<Vec<u8>> {
+    prop_oneof![6 => Just(vec![0]), 3 => Just(vec![1]), 4 => Just(vec![0, 1]), 1 => vec(lock(), 0..5)].boxed()
+}
+
+fn asks_with_secrets() -> BoxedStrategy<Step> {
+    let exclusive = |locks: Vec<u8>| locks.into_iter().map(|lock| (lock, Mode::Exclusive)).collect::<Vec<_>>();
+    let wanted = prop_oneof![8 => held_locks().prop_map(exclusive), 2 => wants()];
+    let ttl_ms = || prop_oneof![1 => Just(5u32), 20 => Just(50), 10 => Just(70), 1 => Just(500)];
+    let open = (
+        prop::bool::weighted(0.05),
+        weighted(0.8, ttl_ms()),
+        weighted(0.8, secret()),
+        prop::bool::weighted(0.4),
+        wanted,
+        options(),
+    );
+    let open = open.prop_map(|(is_repeat, ttl_ms, secret, renews, wants, options)| Step::OpenAndAcquire {
+        is_repeat,
+        ttl_ms,
+        secret,
+        renews,
+        wants,
+        options,
+    });
+    let extend =
+        (held_locks(), secret(), ttl_ms()).prop_map(|(locks, secret, ttl_ms)| Step::Extend { locks, secret, ttl_ms });
+    let release = (held_locks(), secret()).prop_map(|(locks, secret)| Step::ReleaseHeld { locks, secret });
+    prop_oneof![6 => open, 2 => extend, 3 => release].boxed()
+}
+
 fn asks_of_operators() -> BoxedStrategy<Step> {
     let by = prop_oneof![5 => Just("op"), 1 => Just("operator")];
     let force = (lock(), weighted(0.5, token_choice()), by, prop_oneof![9 => Just("why"), 1 => Just(" ")])
@@ -482,6 +564,7 @@ pub(crate) fn step() -> BoxedStrategy<Step> {
         1 => session().prop_map(|session| Step::Close { session }),
         3 => session().prop_map(|session| Step::Expire { session }),
         60 => asks_of_sessions(),
+        20 => asks_with_secrets(),
         9 => asks_of_operators(),
         5 => (0u8..6).prop_map(|ago| Step::Again { ago }),
     ]

@@ -8,6 +8,8 @@
 //! cancel alice a [req=9]                     (the wait by its lock; or ticket=3, or request=7)
 //! force a by=ops reason=... [only=3]         resize gpu 8             enddelay a token=1
 //! raise above=100                            limits name_bytes=8 sessions=2 ...
+//! take carol a b [secret=...] [ttl=10s|none] [renew] [wait]   (opens a session for this request)
+//! extend a b secret=... ttl=5s               give a b secret=...      (release by the secret)
 //! ```
 //!
 //! The runner has the read-only lines: `show a`, `history a`, `locks`, `sessions`, `withheld`, `snapshot`.
@@ -18,8 +20,8 @@ use std::fmt;
 
 use goldenscript::{Argument, ArgumentConsumer};
 use palisade_core::{
-    Acquire, BadName, BadNumber, Caller, Command, Delay, Label, Limits, LockName, Mode, Patience, Reentry, RequestNo,
-    Token, Ttl, Value, Waiting, Want,
+    Acquire, BadName, BadNumber, Caller, Command, Delay, Label, Limits, LockName, LockNames, Mode, OpenAndAcquire,
+    Patience, Reentry, RequestNo, Secret, SessionId, Token, Ttl, Value, Waiting, Want,
 };
 
 use super::bindings::Bindings;
@@ -104,17 +106,57 @@ pub(crate) fn command(
             }
             Command::Configure { limits }
         }
+        "take" => Command::OpenAndAcquire(take(line, bindings)?),
+        "extend" => Command::ExtendHeld {
+            secret: secret(&mut args).ok_or_else(|| script("secret= is missing"))?,
+            ttl: Ttl::from_ms(millis(key(&mut args, "ttl")?)?)?,
+            locks: locks(&mut args)?,
+        },
+        "give" => Command::ReleaseHeld {
+            secret: secret(&mut args).ok_or_else(|| script("secret= is missing"))?,
+            locks: locks(&mut args)?,
+        },
         other => return Err(script(format!("unknown command '{other}'"))),
     };
-    if line.name != "acquire" {
+    if !matches!(line.name.as_str(), "acquire" | "take") {
         args.reject_next().map_err(script)?;
     }
     Ok(command)
 }
 
+fn secret(args: &mut Args<'_>) -> Option<Secret> {
+    args.take_key("secret").map(|secret| Secret::new(secret.as_bytes()))
+}
+
+fn locks(args: &mut Args<'_>) -> Result<LockNames, ParseError> {
+    let mut locks = LockNames::new();
+    while let Some(name) = args.next_pos() {
+        locks.push(LockName::new(&text(name))?);
+    }
+    Ok(locks)
+}
+
+fn take(line: &goldenscript::Command, bindings: &Bindings) -> Result<OpenAndAcquire, ParseError> {
+    let mut args = line.consume_args();
+    let label = Label::new(pos(&mut args, "a session's name")?);
+    let ttl = match args.take_key("ttl").unwrap_or("10s") {
+        "none" => Ttl::ENDLESS,
+        ttl => Ttl::from_ms(millis(ttl)?)?,
+    };
+    let secret = secret(&mut args);
+    let renews = line.args.iter().any(|arg| matches!(arg, Argument::Positional(word) if word == "renew"));
+    let args = args.into_iter().filter(|arg| !matches!(arg, Argument::Positional(word) if word == "renew"));
+    Ok(OpenAndAcquire { ttl, label, secret, renews, acquire: wanted(bindings.next_session(), args)? })
+}
+
 fn acquire(line: &goldenscript::Command, bindings: &Bindings) -> Result<Acquire, ParseError> {
     let mut args = line.consume_args();
     let session = bindings.session(pos(&mut args, "a session")?)?;
+    wanted(session, args)
+}
+
+/// Parses the locks and the options of a request.
+fn wanted<'a>(session: SessionId, args: impl IntoIterator<Item = &'a Argument>) -> Result<Acquire, ParseError> {
     let mut request = Acquire::many(session, []);
     for arg in args {
         match arg {

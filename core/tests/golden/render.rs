@@ -2,7 +2,7 @@
 
 use palisade_core::{
     Answer, Cursor, Departure, Ending, Event, GrantState, Limits, LockName, LockView, Machine, Mode, Refusal,
-    SessionEnd, Value,
+    SessionEnd, Ttl, Value,
 };
 
 use super::bindings::Bindings;
@@ -17,6 +17,8 @@ pub(crate) fn answer(answer: &Result<Answer, Refusal>) -> String {
         Ok(Answer::Forced { grants, moved_to }) => format!("took {grants} grants away, moved on to token {moved_to}"),
         Ok(Answer::Done) => "done".to_owned(),
         Ok(Answer::Raised { last }) => format!("raised from {last}"),
+        Ok(Answer::Matched { locks, others: 0 }) => format!("matched {locks}"),
+        Ok(Answer::Matched { locks, others }) => format!("matched {locks}, {others} held otherwise"),
         Err(refusal) => format!("refused: {refusal}"),
     }
 }
@@ -56,6 +58,9 @@ pub(crate) fn event(event: &Event, bindings: &Bindings, before: &Limits) -> Stri
         Event::Resized { lock, limit } => format!("{lock} resized to {limit} permits"),
         Event::TokensRaised { above } => format!("tokens raised above {above}"),
         Event::Configured { limits } => format!("limits changed: {}", changes(before, limits)),
+        Event::TtlChanged { session, ttl } => {
+            format!("session {} has ttl {}", bindings.name(*session), time(ttl.as_ms()))
+        }
     }
 }
 
@@ -102,6 +107,9 @@ fn names(locks: &[LockName]) -> String {
 }
 
 fn time(ms: u64) -> String {
+    if ms == Ttl::ENDLESS.as_ms() {
+        return "none".to_owned();
+    }
     if ms.is_multiple_of(1000) { format!("{}s", ms / 1000) } else { format!("{ms}ms") }
 }
 

@@ -69,6 +69,9 @@ impl Replay {
                     format!("the delay of token {token} ended with another session or other locks than it began with")
                 })
             }
+            Event::TtlChanged { session, .. } => ensure(self.sessions.contains(session), || {
+                format!("session {session} has a new TTL without being open")
+            }),
             Event::Published { lock, token, .. } => {
                 let held = self.grants.get(token).is_some_and(|(_, locks)| locks.contains(lock));
                 ensure(held, || format!("token {token} published without holding {lock}"))

@@ -11,7 +11,7 @@
 use std::error::Error;
 
 use goldenscript::{Command as Line, Context};
-use palisade_core::{Answer, Applied, Command, Limits, Machine, invariant};
+use palisade_core::{Answer, Applied, Command, Event, Limits, Machine, invariant};
 
 use super::bindings::Bindings;
 use super::parse::{self, ParseError};
@@ -52,15 +52,17 @@ impl Runner {
         let limits = self.machine.limits().clone();
         let command = parse::command(line, &self.bindings, &limits)?;
         let opens = match (line.consume_args().next_pos(), &command) {
-            (Some(name), Command::OpenSession { .. }) => Some(name.to_owned()),
+            (Some(name), Command::OpenSession { .. } | Command::OpenAndAcquire(_)) => Some(name.to_owned()),
             _ => None,
         };
         if let Some(name) = opens.as_ref().filter(|name| self.bindings.contains(name)) {
             return Err(ParseError::Script(format!("there was a session '{name}' already; use another name")));
         }
         let applied = self.apply_checked(command).map_err(ParseError::Script)?;
-        if let (Some(name), Ok(Answer::Opened { session })) = (&opens, &applied.answer) {
-            self.bindings.bind(name, *session);
+        for event in &applied.events {
+            if let (Some(name), Event::SessionOpened { session, .. }) = (&opens, event) {
+                self.bindings.bind(name, *session);
+            }
         }
         applied.events.iter().for_each(|event| self.bindings.record(event));
         let mut lines = vec![render::answer(&applied.answer)];

@@ -14,7 +14,7 @@ use super::bounds::Bounds;
 use super::connection_limit::ConnectionLimit;
 use super::handle::{EventSender, ServiceReport};
 use super::rate_limit::RateLimiters;
-use super::resp::{ReplyWriter, RespMetrics, render};
+use super::resp::{ReplyWriter, RespMetrics, SentScripts, render};
 use super::unread::Unread;
 use crate::access::Users;
 use crate::node::{
@@ -48,6 +48,8 @@ pub(crate) struct Server {
     /// Shared by all connections: bytes are read into it, then appended to the connection's buffer.
     pub(super) read_buffer: RefCell<Box<[u8]>>,
     pub(super) metrics: RefCell<RespMetrics>,
+    /// The scripts that clients have sent.
+    pub(super) scripts: RefCell<SentScripts>,
     is_closing: Cell<bool>,
     /// When the node wants the next tick.
     wake_at: Cell<Moment>,
@@ -99,6 +101,7 @@ impl Server {
             to_flush: RefCell::default(),
             read_buffer: RefCell::new(vec![0; READ_BYTES].into()),
             metrics: RefCell::default(),
+            scripts: RefCell::default(),
             is_closing: Cell::new(false),
             wake_at: Cell::new(Moment::ZERO),
             leader: watch::Sender::new(None),
@@ -230,7 +233,12 @@ impl Server {
             Some(Recipient::Resp(writer)) => {
                 let writer = writer.clone();
                 drop(recipients);
-                let reply = render::response(response, writer.is_detailed());
+                let reply = match writer.take_form(id.number) {
+                    Some(form) => {
+                        form.render(response).unwrap_or_else(|other| render::response(other, writer.is_detailed()))
+                    }
+                    None => render::response(response, writer.is_detailed()),
+                };
                 self.answer(&writer, id.number, &reply);
             }
             Some(Recipient::Watch(_, reply)) => {

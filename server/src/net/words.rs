@@ -21,7 +21,7 @@ pub(super) fn refusal_code(refusal: &Refusal) -> &'static str {
         Refusal::NotWithheld { .. } | Refusal::OtherSession { .. } | Refusal::NeverGranted { .. } => "NOTHELD",
         Refusal::OverLimit { .. } | Refusal::UnderLimit { .. } | Refusal::TokensExhausted { .. } => "LIMIT",
         Refusal::RaiseTooHigh { .. } => "LIMIT",
-        Refusal::AlreadyHeld { .. } => "HELD",
+        Refusal::AlreadyHeld { .. } | Refusal::NoSecret { .. } | Refusal::PartOfGrant { .. } => "HELD",
         Refusal::AlreadyGranted { .. } => "GRANTED",
         Refusal::NotWaiting | Refusal::Withdrawn { .. } => "CANCELLED",
         Refusal::NumberReused { .. } | Refusal::NumberForgotten { .. } | Refusal::SessionExists { .. } => "STALE",
@@ -31,7 +31,9 @@ pub(super) fn refusal_code(refusal: &Refusal) -> &'static str {
         | Refusal::BadPermits { .. }
         | Refusal::BadLimit { .. }
         | Refusal::NoReason { .. }
-        | Refusal::ValueNotPossible => "BADARG",
+        | Refusal::ValueNotPossible
+        | Refusal::SecretNotPossible
+        | Refusal::ForOneRequest { .. } => "BADARG",
     }
 }
 
@@ -108,7 +110,8 @@ impl EventReport {
             Event::SessionOpened { .. }
             | Event::SessionEnded { .. }
             | Event::TokensRaised { .. }
-            | Event::Configured { .. } => return None,
+            | Event::Configured { .. }
+            | Event::TtlChanged { .. } => return None,
         })
     }
 }

@@ -55,7 +55,7 @@ impl<const N: usize> Counts<N> {
 }
 
 /// Commands and queries.
-const COMMANDS: &[&str; 16] = &[
+const COMMANDS: &[&str; 18] = &[
     "open_session",
     "close_session",
     "expire_session",
@@ -72,6 +72,8 @@ const COMMANDS: &[&str; 16] = &[
     "list",
     "leader",
     "sign",
+    "extend",
+    "held",
 ];
 
 /// How a grant can end.
@@ -82,8 +84,8 @@ const ENDINGS: &[&str; 4] = &["released", "session_closed", "session_expired", "
 #[allow(missing_docs)]
 pub struct Metrics {
     /// Commands and queries, by protocol.
-    pub resp_commands: Counts<16>,
-    pub http_commands: Counts<16>,
+    pub resp_commands: Counts<18>,
+    pub http_commands: Counts<18>,
     pub keepalives: u64,
     pub grants: u64,
     /// Grants that ended, by cause.
@@ -140,8 +142,8 @@ impl Metrics {
             Command::OpenSession { .. } => 0,
             Command::CloseSession { .. } => 1,
             Command::ExpireSession { .. } => 2,
-            Command::Acquire(_) => 3,
-            Command::Release { .. } => 4,
+            Command::Acquire(_) | Command::OpenAndAcquire(_) => 3,
+            Command::Release { .. } | Command::ReleaseHeld { .. } => 4,
             Command::Cancel { .. } => 5,
             Command::Publish { .. } => 6,
             Command::ForceRelease { .. } => 7,
@@ -149,6 +151,7 @@ impl Metrics {
             Command::EndDelay { .. } => 9,
             Command::RaiseTokens { .. } => 10,
             Command::Configure { .. } => 11,
+            Command::ExtendHeld { .. } => 16,
         };
         self.count(protocol, index);
     }
@@ -159,6 +162,7 @@ impl Metrics {
             Query::Locks { .. } => 13,
             Query::Leader { .. } => 14,
             Query::Claims { .. } => 15,
+            Query::Held { .. } => 17,
         };
         self.count(protocol, index);
     }

@@ -12,6 +12,7 @@
 
 mod clients;
 mod cluster;
+mod held;
 mod metrics;
 mod permissions;
 mod principal;
@@ -30,8 +31,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use palisade_core::{
-    Acquire, Answer, Caller, Command, Cursor, Event, Label, Limits, LockName, Patience, Reentry, Refusal, RequestNo,
-    SessionId, Token, Ttl, Waiting, Want,
+    Acquire, Answer, Caller, Command, Cursor, Event, Label, Limits, LockName, LockNames, OpenAndAcquire, Patience,
+    Reentry, Refusal, RequestNo, SessionId, Token, Ttl, Waiting, Want,
 };
 use smallvec::SmallVec;
 
@@ -55,7 +56,9 @@ pub use cluster::{ChangeRefused, ClusterReport};
 pub use metrics::{Counts, Histogram, Metrics as NodeMetrics};
 pub(crate) use permissions::{check_cluster, check_metrics};
 pub use principal::{Principal, Protocol, RequestContext};
-pub use response::{GrantReply, HolderReport, LeaderReport, LockReport, Push, Refused, Response, WaiterReport};
+pub use response::{
+    GrantReply, HeldReport, HolderReport, LeaderReport, LockReport, Push, Refused, Response, WaiterReport,
+};
 pub use wheel::Moment;
 
 /// How often the node wants a tick: the precision of its deadlines.
@@ -275,10 +278,14 @@ enum ReplyKind {
         session: SessionId,
         number: Option<RequestNo>,
         is_async: bool,
+        locks: LockNames,
         /// Counted until the request is answered.
         _places: Option<QueuePlaces>,
     },
     Released,
+    /// Released by the lock's name.
+    Dropped,
+    Matched,
     Cancelled,
     /// The fields are for the audit log.
     Broken {
@@ -533,6 +540,9 @@ impl Node {
             Request::Watch { prefix } => self.watch(id, prefix),
             Request::Unwatch { prefix } => self.unwatch(id, &prefix),
             Request::Query(query) => self.query(id, query),
+            Request::DropHeld { lock } => self.drop_held(id, lock),
+            Request::ExpireHeld { lock, ttl } => self.expire_held(id, lock, ttl),
+            Request::ExtendHeld { locks, secret, time } => self.extend_held(id, locks, secret, time),
             other => self.change(id, other),
         }
     }
@@ -566,7 +576,11 @@ impl Node {
             }
             Request::Resize { lock, permits } => (Command::Resize { lock, limit: permits }, ReplyKind::Done),
             Request::RaiseTokens { above } => (Command::RaiseTokens { above }, ReplyKind::Raised { above }),
-            Request::Acquire(_)
+            Request::ReleaseHeld { locks, secret } => (Command::ReleaseHeld { locks, secret }, ReplyKind::Matched),
+            Request::DropHeld { .. }
+            | Request::ExpireHeld { .. }
+            | Request::ExtendHeld { .. }
+            | Request::Acquire(_)
             | Request::KeepAlive { .. }
             | Request::Attach { .. }
             | Request::Watch { .. }
@@ -600,6 +614,9 @@ impl Node {
     }
 
     fn submit(&mut self, command: Command, origin: Origin) {
+        if let Some(acquire) = acquire_of(&command) {
+            self.waits.arriving(acquire);
+        }
         self.is_urgent |= !self.will_wait(&command);
         self.queue.push(Proposal { command, origin });
     }
@@ -607,10 +624,13 @@ impl Node {
     /// Returns whether a command will only join a queue. No client waits for its write, so it can wait for the next
     /// one.
     fn will_wait(&self, command: &Command) -> bool {
-        let Command::Acquire(acquire) = command else { return false };
-        let is_taken =
-            |want: &Want| self.replica.machine().lock(&want.lock).is_some_and(|lock| !lock.is_available(want.mode));
-        acquire.patience == Patience::Wait && acquire.wants.iter().any(is_taken)
+        acquire_of(command).is_some_and(|acquire| {
+            acquire.patience == Patience::Wait && acquire.wants.iter().any(|want| self.is_taken(want))
+        })
+    }
+
+    fn is_taken(&self, want: &Want) -> bool {
+        self.replica.machine().lock(&want.lock).is_some_and(|lock| !lock.is_available(want.mode))
     }
 
     fn has_to_propose(&self) -> bool {
@@ -697,10 +717,16 @@ impl Node {
         match origin {
             None | Some(Origin::Node) => {}
             Some(Origin::Pending(id, step, connection)) => {
+                if step == PendingStep::Acquire {
+                    self.waits.arrived(id);
+                }
                 self.pending_answered(id, step, connection, applied.answer);
                 self.clients.end_request(connection);
             }
             Some(Origin::Request(id, kind)) => {
+                if let ReplyKind::Acquired { locks, .. } = &kind {
+                    self.waits.locks_arrived(locks.iter());
+                }
                 self.audit_answer(id.connection, &kind, &applied.answer);
                 let repeated = if applied.events.is_empty() { granted(&kind, &applied.answer) } else { None };
                 self.answer(id, kind, applied.answer);
@@ -760,6 +786,9 @@ impl Node {
             }
             (ReplyKind::Acquired { .. }, Ok(_)) => Response::NotGranted,
             (ReplyKind::Released, Ok(_)) => Response::Released,
+            (ReplyKind::Matched, Ok(Answer::Matched { locks, others })) => Response::Matched { locks, others },
+            (ReplyKind::Dropped, Ok(_)) => Response::Matched { locks: 1, others: 0 },
+            (ReplyKind::Dropped, Err(Refusal::NotHeld { .. })) => Response::Matched { locks: 0, others: 0 },
             (ReplyKind::Cancelled, Ok(_) | Err(Refusal::NotWaiting)) => Response::Cancelled { granted: None },
             (ReplyKind::Cancelled, Err(Refusal::AlreadyGranted { token })) => {
                 Response::Cancelled { granted: Some(token) }
@@ -788,6 +817,7 @@ impl Node {
     fn event(&mut self, event: &Event) {
         match event {
             Event::SessionOpened { session, ttl } => self.session_opened(*session, *ttl),
+            Event::TtlChanged { session, ttl } => self.start_deadline(*session, *ttl),
             Event::SessionEnded { session, how } => self.session_ended(*session, *how),
             Event::Granted { session, token, ticket, .. } => {
                 self.sessions.granted(*token, self.session_time());
@@ -817,17 +847,25 @@ fn granted(kind: &ReplyKind, answer: &Result<Answer, Refusal>) -> Option<(Sessio
     }
 }
 
-/// Returns the command for an acquire. A blocking request is refused if its own session holds the lock: nothing else on
-/// its connection could release it. A session of asynchronous requests may be shared by many tasks, and can queue
-/// behind itself.
-fn acquire_command(request: &AcquireRequest, session: SessionId) -> Command {
+/// Returns the acquire in a command, if there is one.
+fn acquire_of(command: &Command) -> Option<&Acquire> {
+    match command {
+        Command::Acquire(acquire) | Command::OpenAndAcquire(OpenAndAcquire { acquire, .. }) => Some(acquire),
+        _ => None,
+    }
+}
+
+/// Returns the acquire of a request. A request that waits for its reply is refused if its own session holds the lock:
+/// nothing else on its connection could release it. A session of asynchronous requests may be shared by many tasks, and
+/// can queue behind itself.
+fn acquire(request: &AcquireRequest, session: SessionId) -> Acquire {
     let waits = request.waits();
-    Command::Acquire(Acquire {
+    Acquire {
         caller: Caller { session, number: request.number },
         wants: request.wants.clone(),
         patience: if waits { Patience::Wait } else { Patience::Try },
         reentry: if waits && !request.is_async { Reentry::Refuse } else { Reentry::Queue },
         delay: request.delay,
         value: request.value.clone(),
-    })
+    }
 }

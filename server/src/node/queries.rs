@@ -37,6 +37,10 @@ struct Page {
     count: usize,
 }
 
+pub(super) fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 impl Node {
     pub(super) fn query(&mut self, id: RequestId, query: Query) {
         if let Some(context) = self.clients.context(id.connection) {
@@ -78,6 +82,10 @@ impl Node {
             Query::Claims { lock, token, session } => {
                 let claims = self.claims(lock, token, session);
                 (claims.map(|claims| Response::Claims(Box::new(claims))), 1)
+            }
+            Query::Held { locks } => {
+                let held: Vec<_> = locks.iter().map(|lock| self.held_report(connection, lock)).collect();
+                (Ok(Response::Held(held)), locks.len())
             }
         }
     }
@@ -154,7 +162,6 @@ impl Node {
     }
 
     fn holder_report(&self, grant: &GrantView<'_>) -> HolderReport {
-        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let now = self.session_time();
         let session = match grant.state {
             GrantState::Held { session, label } => Some((session, label.clone())),

@@ -3,9 +3,18 @@
 use std::sync::Arc;
 
 use palisade_core::{
-    Claims, Departure, Ended, Ending, Event, Label, LockName, Mode, Refusal, RequestNo, SessionEnd, SessionId, Token,
-    Ttl, Value,
+    Claims, Departure, Ended, Ending, Event, Label, LockName, Mode, Refusal, RequestNo, Secret, SessionEnd,
+    SessionId, Token, Ttl, Value,
 };
+
+/// How a lock is held, for a client that may take it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HeldReport {
+    /// The token and the secret, if it is held with one by the client's own user.
+    pub own: Option<(Token, Secret)>,
+    /// The time until its holder's session expires; `None` for a session that does not expire, or a lock-delay.
+    pub time_left_ms: Option<u64>,
+}
 
 /// The answer to a request.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +39,13 @@ pub enum Response {
     /// The locks were not available, within the time that the request was willing to wait.
     NotGranted,
     Released,
+    /// How many of the request's locks were held with its secret, and how many are held otherwise.
+    Matched {
+        locks: u32,
+        others: u32,
+    },
+    /// How each of the request's locks is held; `None` for one that is free.
+    Held(Vec<Option<HeldReport>>),
     /// The token, if the request had been granted before it was cancelled.
     Cancelled {
         granted: Option<Token>,

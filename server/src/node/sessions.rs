@@ -105,7 +105,7 @@ impl Node {
         deadlines.clear();
         delays.clear();
         withheld.clear();
-        for session in self.replica.machine().sessions() {
+        for session in self.replica.machine().sessions().filter(|session| session.ttl() != Ttl::ENDLESS) {
             deadlines.set(session.id(), now + millis(session.ttl()));
         }
         for (locks, token, delay) in self.replica.machine().withheld() {
@@ -121,6 +121,9 @@ impl Node {
         let Some(view) = self.replica.machine().session(session) else { return Ok(None) };
         let ttl = view.ttl();
         self.metrics.keepalives += 1;
+        if ttl == Ttl::ENDLESS {
+            return Ok(Some(ttl));
+        }
         let deadline = self.session_time() + millis(ttl);
         Ok(self.sessions.deadlines.renew(session, deadline).then_some(ttl))
     }
@@ -173,9 +176,16 @@ impl Node {
     }
 
     pub(super) fn session_opened(&mut self, session: SessionId, ttl: Ttl) {
-        let deadline = self.session_time() + millis(ttl);
-        self.sessions.deadlines.set(session, deadline);
+        self.start_deadline(session, ttl);
         self.user_sessions.opened(session, self.replica.machine());
+    }
+
+    /// Starts the TTL of a session that is new, or that has another one.
+    pub(super) fn start_deadline(&mut self, session: SessionId, ttl: Ttl) {
+        match ttl {
+            Ttl::ENDLESS => self.sessions.deadlines.remove(session),
+            ttl => self.sessions.deadlines.set(session, self.session_time() + millis(ttl)),
+        }
     }
 
     pub(super) fn session_ended(&mut self, session: SessionId, how: SessionEnd) {

@@ -3,14 +3,17 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use palisade_core::{Answer, Command, Cursor, Departure, Refusal, RequestNo, SessionId, Ticket, Token, Waiting};
+use palisade_core::{
+    Acquire, Answer, Command, Cursor, Departure, LockName, LockNames, OpenAndAcquire, Refusal, RequestNo, SessionId,
+    Ticket, Token, Waiting, Want,
+};
 
 use super::clients::{Clients, ConnectionId};
 use super::queue_limit::QueuePlaces;
 use super::response::{GrantReply, Push, Refused, Response};
 use super::sessions::Subscribers;
 use super::wheel::{Moment, Wheel};
-use super::{Node, Origin, Protocol, ReplyKind, RequestId, acquire_command};
+use super::{Node, Origin, Protocol, ReplyKind, RequestId, acquire};
 use crate::access::Verb;
 use crate::request::{AcquireRequest, Holder};
 
@@ -21,19 +24,15 @@ pub(super) struct PendingId(u64);
 /// The steps of a [`PendingAcquire`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PendingStep {
-    Open,
     Acquire,
     Cancel,
-    /// Nothing was granted: the session that was opened for the request is closed.
-    Close,
 }
 
-/// A request that takes several steps: open a session, acquire, wait, and cancel if the time is over or the client has
-/// disconnected.
+/// A request that may take several steps: acquire, wait, and cancel if the time is over or the client has disconnected.
 struct PendingAcquire {
     id: RequestId,
     request: AcquireRequest,
-    session: Option<SessionId>,
+    session: SessionId,
     /// Its ticket, while it is in a queue.
     ticket: Option<Ticket>,
     /// The acquire is to be cancelled: its time is over, or its client has left.
@@ -41,8 +40,6 @@ struct PendingAcquire {
     /// The client has closed its side of the connection.
     has_client_left: bool,
     places: Option<QueuePlaces>,
-    /// Why nothing was granted. Set while the session that was opened for the request is being closed.
-    no_grant: Option<NoGrant>,
 }
 
 /// Why a pending acquire ended without a grant.
@@ -71,8 +68,10 @@ pub(super) struct Waits {
     pending: BTreeMap<PendingId, PendingAcquire>,
     last_pending: u64,
     deadlines: Wheel<PendingId>,
-    /// Sessions that the node has opened for pending acquires.
+    /// Sessions that were opened for acquires that are in a queue.
     temporary_sessions: HashSet<SessionId>,
+    /// The locks of acquires that were submitted and are not applied yet, and how many acquires.
+    arriving: HashMap<LockName, u32>,
 }
 
 impl Waits {
@@ -89,10 +88,37 @@ impl Waits {
             last_pending: 0,
             deadlines: Wheel::new(),
             temporary_sessions: HashSet::new(),
+            arriving: HashMap::new(),
         }
     }
 
-    /// Returns whether the node has opened the session for a pending acquire.
+    /// Counts an acquire that was submitted.
+    pub(super) fn arriving(&mut self, acquire: &Acquire) {
+        for want in &acquire.wants {
+            *self.arriving.entry(want.lock.clone()).or_default() += 1;
+        }
+    }
+
+    /// Stops counting an acquire that was applied.
+    pub(super) fn arrived(&mut self, pending: PendingId) {
+        if let Some(acquire) = self.pending.get(&pending) {
+            let locks: LockNames = acquire.request.wants.iter().map(|want| want.lock.clone()).collect();
+            self.locks_arrived(locks.iter());
+        }
+    }
+
+    pub(super) fn locks_arrived<'a>(&mut self, locks: impl Iterator<Item = &'a LockName>) {
+        for lock in locks {
+            if let Some(count) = self.arriving.get_mut(lock) {
+                *count -= 1;
+                if *count == 0 {
+                    self.arriving.remove(lock);
+                }
+            }
+        }
+    }
+
+    /// Returns whether the session was opened for an acquire that is in a queue.
     pub(super) fn is_temporary(&self, session: SessionId) -> bool {
         self.temporary_sessions.contains(&session)
     }
@@ -113,16 +139,25 @@ impl Waits {
 }
 
 impl Node {
+    /// Returns whether this acquire may join a queue, and be answered later than those behind it. It certainly does not if
+    /// its locks are free and no other acquire of them is under way.
+    pub(crate) fn may_queue(&self, request: &AcquireRequest) -> bool {
+        let may_wait = |want: &Want| self.waits.arriving.contains_key(&want.lock) || self.is_taken(want);
+        request.waits() && !request.is_async && request.wants.iter().any(may_wait)
+    }
+
     pub(super) fn acquire(&mut self, id: RequestId, request: AcquireRequest) {
         let places = match self.places(id.connection, &request) {
             Ok(places) => places,
             Err(refused) => return self.refuse(id, refused),
         };
         match request.holder {
-            Holder::Session(session) if !request.is_blocking() && !self.is_http(id.connection) => {
-                let AcquireRequest { number, is_async, .. } = request;
-                let kind = ReplyKind::Acquired { session, number, is_async, _places: places };
-                self.submit_for(id.connection, acquire_command(&request, session), Origin::Request(id, kind));
+            Holder::Session(session) if (!request.waits() || request.is_async) && !self.is_http(id.connection) => {
+                let command = Command::Acquire(acquire(&request, session));
+                let AcquireRequest { number, is_async, wants, .. } = request;
+                let locks = wants.into_iter().map(|want| want.lock).collect();
+                let kind = ReplyKind::Acquired { session, number, is_async, locks, _places: places };
+                self.submit_for(id.connection, command, Origin::Request(id, kind));
             }
             _ => self.begin_pending(id, request, places),
         }
@@ -154,15 +189,19 @@ impl Node {
     }
 
     fn begin_pending(&mut self, id: RequestId, request: AcquireRequest, places: Option<QueuePlaces>) {
-        let holder = request.holder;
-        if holder.session().is_none()
-            && let Err(refusal) = self.begin_session(id.connection)
-        {
-            return self.refuse(id, refusal);
-        }
+        let (session, command) = match request.holder {
+            Holder::Session(session) => (session, Command::Acquire(acquire(&request, session))),
+            Holder::NewSession(ttl) => {
+                if let Err(refusal) = self.begin_session(id.connection) {
+                    return self.refuse(id, refusal);
+                }
+                let (session, label) = (self.sessions.draw_id(), self.clients.label(id.connection, None));
+                let (secret, renews, acquire) = (request.secret.clone(), request.renews, acquire(&request, session));
+                (session, Command::OpenAndAcquire(OpenAndAcquire { ttl, label, secret, renews, acquire }))
+            }
+        };
         self.waits.last_pending += 1;
         let pending = PendingId(self.waits.last_pending);
-        let session = holder.session();
         let acquire = PendingAcquire {
             id,
             request,
@@ -171,24 +210,10 @@ impl Node {
             is_abandoned: false,
             has_client_left: false,
             places,
-            no_grant: None,
         };
         self.waits.pending.insert(pending, acquire);
         self.clients.add_pending(id.connection, pending);
-        match holder {
-            Holder::Session(session) => self.submit_acquire(pending, session),
-            Holder::NewSession(ttl) => {
-                let label = self.clients.label(id.connection, None);
-                let open = Command::OpenSession { session: self.sessions.draw_id(), ttl, label };
-                self.submit_for(id.connection, open, Origin::Pending(pending, PendingStep::Open, id.connection));
-            }
-        }
-    }
-
-    fn submit_acquire(&mut self, pending: PendingId, session: SessionId) {
-        let Some(acquire) = self.waits.pending.get(&pending) else { return };
-        let (connection, command) = (acquire.id.connection, acquire_command(&acquire.request, session));
-        self.submit_for(connection, command, Origin::Pending(pending, PendingStep::Acquire, connection));
+        self.submit_for(id.connection, command, Origin::Pending(pending, PendingStep::Acquire, id.connection));
     }
 
     /// Takes the next step of an acquire.
@@ -199,45 +224,32 @@ impl Node {
         connection: ConnectionId,
         answer: Result<Answer, Refusal>,
     ) {
-        if step == PendingStep::Open {
-            self.session_answered(connection);
-        }
         let Some(acquire) = self.waits.pending.get_mut(&pending) else { return };
         if step == PendingStep::Acquire {
             // If it waits, the queue counts it from now on.
             acquire.places = None;
+            if acquire.request.holder.session().is_none() {
+                self.session_answered(connection);
+            }
         }
         match (step, answer) {
-            (PendingStep::Close, _) => {
-                let why = acquire.no_grant.take().unwrap_or(NoGrant::NotAvailable);
-                self.answer_without_grant(pending, why);
-            }
-            (PendingStep::Open, Ok(Answer::Opened { session })) => self.session_ready(pending, session),
             (PendingStep::Acquire, Ok(Answer::Granted { token })) => self.finish(pending, Ok(token)),
             (PendingStep::Acquire, Ok(Answer::Queued { ticket })) => self.queued(pending, ticket),
             (PendingStep::Cancel, Err(Refusal::AlreadyGranted { token })) => self.finish(pending, Ok(token)),
             // The event that it has left the queue follows.
             (PendingStep::Cancel, Ok(_)) => {}
             (PendingStep::Cancel, Err(Refusal::NotWaiting)) => self.finish(pending, Err(NoGrant::NotAvailable)),
-            (PendingStep::Open | PendingStep::Acquire, Ok(_)) => self.finish(pending, Err(NoGrant::NotAvailable)),
+            (PendingStep::Acquire, Ok(_)) => self.finish(pending, Err(NoGrant::NotAvailable)),
             (_, Err(refusal)) => self.finish(pending, Err(NoGrant::Refused(refusal))),
-        }
-    }
-
-    fn session_ready(&mut self, pending: PendingId, session: SessionId) {
-        let Some(acquire) = self.waits.pending.get_mut(&pending) else { return };
-        acquire.session = Some(session);
-        let is_abandoned = acquire.is_abandoned;
-        self.waits.temporary_sessions.insert(session);
-        match is_abandoned {
-            true => self.finish(pending, Err(NoGrant::NotAvailable)),
-            false => self.submit_acquire(pending, session),
         }
     }
 
     fn queued(&mut self, pending: PendingId, ticket: Ticket) {
         let Some(acquire) = self.waits.pending.get_mut(&pending) else { return };
         acquire.ticket = Some(ticket);
+        if acquire.request.holder.session().is_none() {
+            self.waits.temporary_sessions.insert(acquire.session);
+        }
         let wait = Duration::from_millis(acquire.request.wait_ms.unwrap_or(0));
         let is_abandoned = acquire.is_abandoned;
         // A repeat of a numbered request takes over the wait of the first one, which is answered without a grant.
@@ -259,9 +271,9 @@ impl Node {
     fn cancel(&mut self, pending: PendingId) {
         let Some(acquire) = self.waits.pending.get_mut(&pending) else { return };
         acquire.is_abandoned = true;
-        if let (Some(session), Some(ticket)) = (acquire.session, acquire.ticket) {
+        if let Some(ticket) = acquire.ticket {
             let connection = acquire.id.connection;
-            let cancel = Command::Cancel { caller: session.into(), waiting: Waiting::Ticket(ticket) };
+            let cancel = Command::Cancel { caller: acquire.session.into(), waiting: Waiting::Ticket(ticket) };
             self.submit_for(connection, cancel, Origin::Pending(pending, PendingStep::Cancel, connection));
         }
     }
@@ -269,40 +281,20 @@ impl Node {
     /// Ends a pending acquire.
     fn finish(&mut self, pending: PendingId, outcome: Result<Token, NoGrant>) {
         let Some(acquire) = self.waits.pending.get_mut(&pending) else { return };
-        if acquire.no_grant.is_some() {
-            // A second cancel is answered while the session is being closed; the reply follows the close.
-            return;
-        }
-        let (connection, session) = (acquire.id.connection, acquire.session);
         self.waits.deadlines.remove(pending);
         if let Some(ticket) = acquire.ticket.take() {
             self.waits.by_ticket.remove(&ticket);
         }
-        let temporary = session.filter(|session| self.waits.temporary_sessions.remove(session));
-        let why = match (outcome, session) {
-            (Ok(token), Some(session)) => return self.answer_with_grant(pending, session, temporary, token),
-            // Only a session can be granted a lock.
-            (Ok(_), None) => NoGrant::NotAvailable,
-            (Err(why), _) => why,
-        };
-        match temporary {
-            Some(session) => {
-                acquire.no_grant = Some(why);
-                let close = Command::CloseSession { session };
-                self.submit_for(connection, close, Origin::Pending(pending, PendingStep::Close, connection));
-            }
-            None => self.answer_without_grant(pending, why),
+        self.waits.temporary_sessions.remove(&acquire.session);
+        match outcome {
+            Ok(token) => self.answer_with_grant(pending, token),
+            Err(why) => self.answer_without_grant(pending, why),
         }
     }
 
-    fn answer_with_grant(
-        &mut self,
-        pending: PendingId,
-        session: SessionId,
-        temporary: Option<SessionId>,
-        token: Token,
-    ) {
-        let Some(PendingAcquire { id, request, has_client_left, .. }) = self.waits.pending.remove(&pending) else {
+    fn answer_with_grant(&mut self, pending: PendingId, token: Token) {
+        let Some(PendingAcquire { id, request, session, has_client_left, .. }) = self.waits.pending.remove(&pending)
+        else {
             return;
         };
         // The session can repeat a numbered request, and keeps its grant.
@@ -315,7 +307,7 @@ impl Node {
             let response = self.not_granted(id.connection);
             self.reply(id, response);
         } else {
-            if let Some(session) = temporary {
+            if undelivered.request.holder.session().is_none() {
                 // The client gets the lock for the whole TTL, however long it has waited. It fails only on a node that
                 // does not lead, and such a node grants nothing.
                 let _ = self.keep_alive(session);
@@ -363,13 +355,13 @@ impl Node {
         self.submit(command, Origin::Node);
     }
 
-    /// Cancels the pending acquires of a client that does not wait any more.
+    /// Cancels the pending acquires of a client that does not wait any more. Those that do not wait are answered anyway.
     pub(super) fn abandon(&mut self, connection: ConnectionId) {
         for pending in self.clients.pending(connection) {
-            if let Some(acquire) = self.waits.pending.get_mut(&pending) {
+            if let Some(acquire) = self.waits.pending.get_mut(&pending).filter(|acquire| acquire.request.waits()) {
                 acquire.has_client_left = true;
+                self.cancel(pending);
             }
-            self.cancel(pending);
         }
     }
 

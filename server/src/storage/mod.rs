@@ -28,7 +28,7 @@ pub use snapshot::Snapshot;
 pub use watermark::Watermark;
 
 /// The version of the files' format.
-pub const FORMAT: u32 = 4;
+pub const FORMAT: u32 = 5;
 
 /// How large a segment of the log is, unless one frame needs more.
 const SEGMENT: usize = 16 << 20;

@@ -72,7 +72,7 @@ fn reply_of(answer: &Result<Answer, Refusal>) -> Reply {
         Ok(Answer::Queued { .. }) => Reply::Queued,
         Ok(Answer::Busy) => Reply::Busy,
         Ok(Answer::Forced { grants, .. }) => Reply::Forced(*grants),
-        Ok(Answer::Opened { .. } | Answer::Done | Answer::Raised { .. }) => Reply::Done,
+        Ok(Answer::Opened { .. } | Answer::Done | Answer::Raised { .. } | Answer::Matched { .. }) => Reply::Done,
         Err(refusal) => refused(refusal),
     }
 }

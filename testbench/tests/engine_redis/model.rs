@@ -207,7 +207,7 @@ impl Pair {
             Ok(Answer::Done) => Reply::Done,
             Ok(Answer::Raised { .. }) => Reply::Raised(self.machine.last_token().map_or(0, Token::get)),
             Ok(Answer::Forced { grants, moved_to }) => Reply::Forced(grants.into(), moved_to.get()),
-            Ok(Answer::Opened { .. }) => unreachable!("sessions are opened elsewhere"),
+            Ok(Answer::Opened { .. } | Answer::Matched { .. }) => unreachable!("not among the commands"),
             Err(Refusal::NoSuchSession { .. }) => Reply::Ended,
             Err(refusal) => match serde_json::to_value(&refusal).expect("JSON") {
                 serde_json::Value::String(name) => Reply::Refused(name),

@@ -9,6 +9,7 @@ mod fixture;
 mod guarded;
 mod late;
 mod protocol;
+mod redis_commands;
 mod restarts;
 mod signed;
 mod stops;

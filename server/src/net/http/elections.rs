@@ -35,6 +35,8 @@ pub(super) async fn campaign(
         number: body.request,
         is_async: false,
         value: Some(Value::new(body.value.as_bytes())),
+        secret: None,
+        renews: false,
     };
     app.acquire(context, &client, request).await.map(Answer)
 }

@@ -40,6 +40,8 @@ pub(super) async fn acquire(
         number: body.request,
         is_async: false,
         value: None,
+        secret: None,
+        renews: false,
     };
     app.acquire(context, &client, request).await.map(Answer)
 }

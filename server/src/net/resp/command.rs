@@ -6,6 +6,8 @@ use palisade_core::{
 use smallvec::SmallVec;
 use thiserror::Error;
 
+use super::form::Form;
+use super::redis::{self, Call};
 use crate::request::{AcquireRequest, ClusterRequest, Holder, Query, Request};
 use crate::storage::Member;
 
@@ -15,6 +17,13 @@ use crate::storage::Member;
 pub enum Command {
     /// A request for the node.
     Request(Request),
+    /// A request by a command of Redis, and the form of its reply.
+    Keyed(Request, Form),
+    /// A call of a script.
+    Eval(Call),
+    LoadScript(Vec<u8>),
+    /// Asks which scripts are known, by their digests.
+    FindScripts(Vec<Vec<u8>>),
     /// A request about the nodes of the cluster.
     Cluster(ClusterRequest),
     Hello {
@@ -54,6 +63,9 @@ pub enum BadRequest {
         /// What to use in its place.
         hint: &'static str,
     },
+    /// A command of Redis that does not lock.
+    #[error("{0}")]
+    NotALock(String),
     /// Words are missing, or too many.
     #[error("usage: {0}")]
     Usage(&'static str),
@@ -113,40 +125,61 @@ pub(crate) const USAGES: &[(&str, &str)] = &[
     ("CLUSTER REMOVE", "CLUSTER REMOVE node"),
     ("CLUSTER TRANSFER", "CLUSTER TRANSFER [node]"),
     ("CLUSTER BACKUP", "CLUSTER BACKUP [number FROM byte]"),
+    ("LOCK TOKEN", "LOCK TOKEN key value"),
+    ("SET", "SET key value NX|XX|IFEQ value [PX ms|EX seconds|KEEPTTL] [GET]"),
+    ("GET", "GET key"),
+    ("EXISTS", "EXISTS key [key …]"),
+    ("PTTL", "PTTL key"),
+    ("TTL", "TTL key"),
+    ("PEXPIRE", "PEXPIRE key ms"),
+    ("EXPIRE", "EXPIRE key seconds"),
+    ("DEL", "DEL key"),
+    ("UNLINK", "UNLINK key"),
+    ("DELEX", "DELEX key IFEQ value"),
+    ("EVAL", "EVAL script numkeys key [key …] value [argument …]"),
+    ("EVALSHA", "EVALSHA digest numkeys key [key …] value [argument …]"),
+    ("SCRIPT LOAD", "SCRIPT LOAD script"),
+    ("SCRIPT EXISTS", "SCRIPT EXISTS digest [digest …]"),
+    ("SELECT", "SELECT 0"),
 ];
 
 /// Commands that users of Redis try, and what to use in their place.
 const REDIS_HINTS: &[(&[&str], &str)] = &[
     (
-        &["SET", "SETNX", "SETEX", "PSETEX", "GETSET", "EVAL", "EVALSHA", "FCALL", "SCRIPT", "INCR"],
-        "a lock is taken with LOCK ACQUIRE name TTL ms, and released with LOCK RELEASE name token",
+        &["SETNX", "SETEX", "PSETEX", "GETSET", "MSET", "MSETNX", "INCR", "FCALL"],
+        "a lock is taken with SET key value NX PX ms, or with LOCK ACQUIRE name TTL ms",
     ),
-    (&["GET", "MGET", "EXISTS", "TTL", "PTTL", "TYPE"], "a lock is looked at with LOCK SHOW name"),
+    (&["MGET", "TYPE", "STRLEN"], "a lock is looked at with GET key, or with LOCK SHOW name"),
     (&["KEYS", "SCAN", "DBSIZE"], "locks are listed with LOCK LIST prefix"),
     (
-        &["DEL", "UNLINK", "EXPIRE", "PEXPIRE", "PERSIST", "FLUSHALL", "FLUSHDB"],
-        "a lock is released with LOCK RELEASE name token, kept with SESSION KEEPALIVE, taken away with LOCK BREAK",
+        &["PERSIST", "FLUSHALL", "FLUSHDB"],
+        "a lock is released with its value or its token, and taken away with LOCK BREAK",
     ),
+    (
+        &["HSET", "HGET", "HDEL", "LPUSH", "RPUSH", "LPOP", "BLPOP", "SADD", "ZADD", "APPEND"],
+        "it is a lock service, and keeps no data",
+    ),
+    (&["SCRIPT"], "there are SCRIPT LOAD and SCRIPT EXISTS"),
     (&["SUBSCRIBE", "PSUBSCRIBE", "PUBLISH", "MONITOR"], "events come after LOCK WATCH prefix, in version 3"),
     (&["MULTI", "EXEC", "DISCARD", "WATCH"], "several locks are taken together with LOCK ACQUIRE name name … TTL ms"),
-    (&["SELECT", "SWAPDB", "MOVE"], "there is one set of locks, and no numbered databases"),
+    (&["SWAPDB", "MOVE"], "there is one set of locks, and no numbered databases"),
     (&["CONFIG", "DEBUG", "SHUTDOWN", "SAVE", "BGSAVE"], "it is configured where it is started, with palisade serve"),
     (&["CLIENT"], "there are CLIENT DETAIL, ID, GETNAME, SETNAME and SETINFO"),
 ];
 
-fn usage(command: &str) -> BadRequest {
+pub(super) fn usage(command: &str) -> BadRequest {
     let found = USAGES.iter().find(|(name, _)| *name == command);
     BadRequest::Usage(found.map_or("see COMMAND", |(_, usage)| usage))
 }
 
 /// Reads the words of a command from left to right.
-struct Reader<'a> {
-    words: &'a [&'a [u8]],
-    command: &'static str,
+pub(super) struct Reader<'a> {
+    pub(super) words: &'a [&'a [u8]],
+    pub(super) command: &'static str,
 }
 
 impl<'a> Reader<'a> {
-    fn next(&mut self) -> Result<&'a [u8], BadRequest> {
+    pub(super) fn next(&mut self) -> Result<&'a [u8], BadRequest> {
         let (first, rest) = self.words.split_first().ok_or_else(|| usage(self.command))?;
         self.words = rest;
         Ok(first)
@@ -157,7 +190,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Takes a keyword, if it is the next word.
-    fn take(&mut self, keyword: &str) -> bool {
+    pub(super) fn take(&mut self, keyword: &str) -> bool {
         let is_there = self.is_at(keyword);
         if is_there {
             self.words = &self.words[1..];
@@ -174,13 +207,13 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(word).map_err(|_| bad(what, word, "is not UTF-8"))
     }
 
-    fn number(&mut self, what: &'static str) -> Result<u64, BadRequest> {
+    pub(super) fn number(&mut self, what: &'static str) -> Result<u64, BadRequest> {
         let word = self.next()?;
         let text = std::str::from_utf8(word).ok();
         text.and_then(|text| text.parse().ok()).ok_or_else(|| bad(what, word, "is not a number"))
     }
 
-    fn parsed<T>(
+    pub(super) fn parsed<T>(
         &mut self,
         what: &'static str,
         make: impl FnOnce(u64) -> Result<T, BadNumber>,
@@ -189,7 +222,7 @@ impl<'a> Reader<'a> {
         make(number).map_err(|why| bad(what, number.to_string().as_bytes(), format!("is refused: {why}")))
     }
 
-    fn lock(&mut self) -> Result<LockName, BadRequest> {
+    pub(super) fn lock(&mut self) -> Result<LockName, BadRequest> {
         let word = self.next()?;
         let text = std::str::from_utf8(word).map_err(|_| bad("lock", word, "is not UTF-8"))?;
         LockName::new(text).map_err(|why: BadName| bad("lock", word, format!("is refused: {why}")))
@@ -205,13 +238,18 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn bad(what: &'static str, word: &[u8], why: impl Into<String>) -> BadRequest {
+pub(super) fn bad(what: &'static str, word: &[u8], why: impl Into<String>) -> BadRequest {
     const SHOWN: usize = 80;
     let word = String::from_utf8_lossy(&word[..word.len().min(SHOWN)]).escape_debug().to_string();
     BadRequest::Word { what, word, why: why.into() }
 }
 
 impl Command {
+    /// Returns whether the node looks at its state for this command, so that those before it must be answered first.
+    pub(super) fn reads_state(&self) -> bool {
+        matches!(self, Command::Keyed(request, _) if request.reads_state())
+    }
+
     /// Parses the words of a command.
     ///
     /// # Errors
@@ -293,6 +331,8 @@ fn parse(reader: &mut Reader<'_>) -> Result<Command, BadRequest> {
         "CAMPAIGN" => Command::Request(campaign(reader)?),
         "OBSERVE" => Command::Request(Request::Query(Query::Leader { lock: reader.lock()? })),
         "TOKENS RAISE" => Command::Request(Request::RaiseTokens { above: reader.parsed("token", Token::new)? }),
+        "SET" | "GET" | "EXISTS" | "PTTL" | "TTL" | "PEXPIRE" | "EXPIRE" | "DEL" | "UNLINK" | "DELEX" | "EVAL"
+        | "EVALSHA" | "SCRIPT LOAD" | "SCRIPT EXISTS" | "SELECT" | "LOCK TOKEN" => redis::parse(reader)?,
         command if command.starts_with("CLUSTER") => Command::Cluster(cluster(reader)?),
         command if command.starts_with("SESSION") => Command::Request(session(reader)?),
         _ => Command::Request(lock(reader)?),
@@ -516,7 +556,17 @@ fn options(
     match (holder, number, is_async) {
         (Holder::NewSession(_), Some(_), _) => Err(no_session("REQ")),
         (Holder::NewSession(_), _, true) => Err(no_session("ASYNC")),
-        _ => Ok(AcquireRequest { wants, holder, wait_ms, delay, number, is_async, value: None }),
+        _ => Ok(AcquireRequest {
+            wants,
+            holder,
+            wait_ms,
+            delay,
+            number,
+            is_async,
+            value: None,
+            secret: None,
+            renews: false,
+        }),
     }
 }
 

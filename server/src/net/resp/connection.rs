@@ -13,7 +13,7 @@ use super::frame::{self, Bounds as FrameBounds};
 use super::login::no_auth;
 use super::transport::Transport;
 use super::writer::ReplyWriter;
-use super::{Command, Reply, Version, cluster, command, info, render};
+use super::{Call, CalledBy, Command, Reply, Version, cluster, command, info, redis, render, scripts};
 use crate::access::Verb;
 use crate::net::audit::Audit;
 use crate::net::connection_limit::ConnectionPermit;
@@ -38,6 +38,8 @@ pub(super) struct Connection {
     has_ended: Cell<bool>,
     /// The acquire that has to be answered before the next command is carried out.
     blocked_on: Option<u64>,
+    /// Whether the next command has to wait until those before it are answered.
+    is_holding: bool,
     /// Whether the node knows that the client does not wait for it any more.
     is_abandoned: bool,
     /// Whether the client has sent a complete command.
@@ -97,6 +99,7 @@ impl Connection {
             has_more: Cell::new(true),
             has_ended: Cell::new(false),
             blocked_on: None,
+            is_holding: false,
             is_abandoned: false,
             has_sent_command: Cell::new(false),
             partial_since: Cell::new(None),
@@ -123,15 +126,18 @@ impl Connection {
         loop {
             let has_room = self.carry_out().await;
             let is_blocked = self.blocked_on.is_some();
-            if self.is_over || (has_room && !is_blocked && self.has_ended.get()) {
+            if self.is_over || (has_room && !is_blocked && !self.is_holding && self.has_ended.get()) {
                 return Disconnect::Graceful;
             }
             if is_blocked {
                 self.check_wait();
             }
             // A reply that is sent makes room, or ends the wait.
-            self.writer.set_awaited(!has_room || is_blocked);
-            let may_read = if is_blocked { !self.has_ended.get() && !self.is_flooding() } else { has_room };
+            self.writer.set_awaited(!has_room || is_blocked || self.is_holding);
+            let may_read = match is_blocked {
+                true => !self.has_ended.get() && !self.is_flooding(),
+                false => has_room && !self.is_holding,
+            };
             if let Err(disconnect) = self.wait_for_io(may_read, is_blocked).await {
                 return disconnect;
             }
@@ -265,8 +271,14 @@ impl Connection {
     /// Carries out the commands that have arrived whole. Returns whether there is room for more.
     async fn carry_out(&mut self) -> bool {
         let mut at = 0;
+        self.is_holding = false;
         while !self.is_over && !self.is_blocked() && !self.writer.is_closed() && self.may_carry_out() {
+            let before = at;
             match self.next_command(&mut at) {
+                Next::Command(command) if command.reads_state() && self.writer.unanswered() > 0 => {
+                    (at, self.is_holding) = (before, true);
+                    break;
+                }
                 Next::Command(command) => self.command(command).await,
                 Next::Refused(reply) => self.refuse(reply),
                 Next::Nothing => break,
@@ -317,8 +329,32 @@ impl Connection {
             let _ = self.permit.set_authenticated(None);
         }
         match Command::parse(&parts) {
+            Ok(Command::Eval(call)) => self.evaluate(&call),
             Ok(command) => Next::Command(command),
             Err(_) if !self.may_see_parse_error(parts.first()) => Next::Refused(no_auth()),
+            Err(bad) => Next::Refused(Reply::Error("BADARG", bad.to_string())),
+        }
+    }
+
+    /// Turns the call of a script into the request that it stands for.
+    fn evaluate(&self, call: &Call) -> Next {
+        if !self.writer.is_authenticated() {
+            return Next::Refused(no_auth());
+        }
+        let mut sent = self.server.scripts.borrow_mut();
+        let found = match &call.by {
+            CalledBy::Digest(digest) => match sent.get(digest) {
+                None => {
+                    return Next::Refused(Reply::Error("NOSCRIPT", "no script has this digest; use EVAL".to_owned()));
+                }
+                found => found,
+            },
+            CalledBy::Text(text) => scripts::find(text).inspect(|script| drop(sent.add(text, script))),
+        };
+        let Some(script) = found else { return Next::Refused(unknown_script()) };
+        tracing::trace!(script = script.of, "a script of a client");
+        match redis::request_of(call, script) {
+            Ok((request, form)) => Next::Command(Command::Keyed(request, form)),
             Err(bad) => Next::Refused(Reply::Error("BADARG", bad.to_string())),
         }
     }
@@ -347,6 +383,21 @@ impl Connection {
         let number = self.writer.begin();
         let reply = match command {
             Command::Request(request) => return self.request(number, request),
+            Command::Keyed(request, form) => {
+                self.writer.set_form(number, form);
+                return self.request(number, request);
+            }
+            // It was turned into a request when it was read.
+            Command::Eval(_) => Reply::Nil,
+            Command::LoadScript(text) => match scripts::find(&text) {
+                Some(script) => Reply::text(self.server.scripts.borrow_mut().add(&text, script)),
+                None => unknown_script(),
+            },
+            Command::FindScripts(digests) => {
+                let known = self.server.scripts.borrow();
+                let is_known = |digest: &Vec<u8>| Reply::Number(known.get(digest).is_some().into());
+                Reply::Array(digests.iter().map(is_known).collect())
+            }
             Command::Cluster(request) => self.administer(request).await,
             Command::Auth { user, secret } => {
                 let logged_in = self.log_in(user.as_deref().unwrap_or_default(), &secret).await;
@@ -386,7 +437,10 @@ impl Connection {
             let why = format!("{what} needs version 3 of the protocol: say HELLO 3 first");
             return self.reply(number, &Reply::Error("BADARG", why));
         }
-        if matches!(&request, Request::Acquire(acquire) if acquire.is_blocking()) {
+        // The commands behind one that may queue are not read before its reply.
+        if let Request::Acquire(acquire) = &request
+            && self.server.with_node(|node| node.may_queue(acquire))
+        {
             self.blocked_on = Some(number);
         }
         self.server.request(RequestId { connection: self.id, number }, request);
@@ -436,6 +490,12 @@ impl Connection {
         let may_see_counts = principal.user().is_none_or(|user| user.may_somewhere(Verb::Observe));
         Reply::text(info::text(may_see_counts.then(|| self.server.report()).as_ref()))
     }
+}
+
+fn unknown_script() -> Reply {
+    let why = "this is a lock service: it knows the scripts of lock libraries, and runs no other; docs/redis-clients.md \
+               lists them, and LOCK HELP the commands that take and release locks";
+    Reply::Error("BADARG", why.to_owned())
 }
 
 /// Returns the reply to a HELLO.

@@ -3,13 +3,16 @@
 mod cluster;
 mod command;
 mod connection;
+mod form;
 pub mod frame;
 mod info;
 mod listener;
 mod login;
+mod redis;
 pub(super) mod render;
 mod reply;
 mod reply_queue;
+mod scripts;
 mod simulated;
 mod transport;
 mod writer;
@@ -17,8 +20,11 @@ mod writer;
 use std::collections::BTreeMap;
 
 pub use command::{BadRequest, Command};
+pub use form::{Form, Missing, Outcomes, Shown, Word};
 pub(crate) use listener::{accept, serve_relayed};
+pub use redis::{Call, CalledBy};
 pub use reply::{Reply, Version};
+pub(super) use scripts::SentScripts;
 #[doc(hidden)]
 pub use simulated::SimulatedConnection;
 pub(super) use writer::ReplyWriter;

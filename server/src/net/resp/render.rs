@@ -29,6 +29,8 @@ pub(in crate::net) fn response(response: Response, is_detailed: bool) -> Reply {
         Response::Queued => Reply::Simple("QUEUED"),
         Response::NotGranted => Reply::Nil,
         Response::Released => Reply::Number(1),
+        Response::Matched { locks, .. } => Reply::Number(locks.into()),
+        Response::Held(held) => Reply::Number(held.iter().flatten().count() as u64),
         Response::Cancelled { granted } => granted.map_or(Reply::Nil, |token| Reply::Number(token.get())),
         Response::Broken { grants, moved_to } => {
             Reply::Map(vec![("grants", Reply::Number(grants.into())), ("moved_to", Reply::Number(moved_to.get()))])

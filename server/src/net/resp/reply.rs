@@ -24,6 +24,8 @@ pub enum Reply {
     Text(&'static str),
     /// A number.
     Number(u64),
+    /// A number below 0.
+    Negative(i64),
     /// Nothing: not available, not there.
     Nil,
     /// Several.
@@ -49,6 +51,7 @@ impl Reply {
             Reply::Text(text) => bytes(into, text.as_bytes()),
             Reply::Bytes(data) => bytes(into, data),
             Reply::Number(number) => line(into, ':', number),
+            Reply::Negative(number) => line(into, ':', number),
             Reply::Nil => into.extend_from_slice(if version == Version::Three { b"_\r\n" } else { b"$-1\r\n" }),
             Reply::Array(items) => {
                 line(into, '*', items.len());
@@ -70,6 +73,12 @@ impl Reply {
             }
             Reply::Error(code, message) => line(into, '-', format_args!("{code} {}", one_line(message))),
         }
+    }
+}
+
+impl From<i64> for Reply {
+    fn from(number: i64) -> Reply {
+        u64::try_from(number).map_or(Reply::Negative(number), Reply::Number)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The replies to one client as bytes, in the order of its requests.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
-use super::{Reply, Version};
+use super::{Form, Reply, Version};
 
 /// The replies to one client, and the protocol that it has chosen.
 #[derive(Debug, Default)]
@@ -16,6 +16,8 @@ pub(super) struct ReplyQueue {
     held_back: usize,
     /// The number of the first of them.
     first: u64,
+    /// The forms of replies that are not known yet, of commands of Redis.
+    forms: HashMap<u64, Form>,
     /// The bytes to be sent next.
     pub(super) out: Vec<u8>,
 }
@@ -25,6 +27,16 @@ impl ReplyQueue {
     pub(super) fn begin(&mut self) -> u64 {
         self.answers.push_back(None);
         self.first + self.answers.len() as u64 - 1
+    }
+
+    /// Sets the form of a reply.
+    pub(super) fn set_form(&mut self, number: u64, form: Form) {
+        self.forms.insert(number, form);
+    }
+
+    /// Returns the form of a reply that is known now.
+    pub(super) fn take_form(&mut self, number: u64) -> Option<Form> {
+        if self.forms.is_empty() { None } else { self.forms.remove(&number) }
     }
 
     /// Answers a request.

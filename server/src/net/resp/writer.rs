@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use super::reply_queue::ReplyQueue;
 use super::transport::Transport;
-use super::{Reply, Version};
+use super::{Form, Reply, Version};
 use crate::net::audit::Audit;
 use crate::net::unread::{Account, Charge};
 use crate::node::Principal;
@@ -113,6 +113,16 @@ impl ReplyWriter {
     /// Reserves the place of the next request's reply, and returns its number.
     pub(super) fn begin(&self) -> u64 {
         self.inner.borrow_mut().replies.begin()
+    }
+
+    /// Sets the form of a reply.
+    pub(super) fn set_form(&self, number: u64, form: Form) {
+        self.inner.borrow_mut().replies.set_form(number, form);
+    }
+
+    /// Returns the form of a reply that is known now.
+    pub(in crate::net) fn take_form(&self, number: u64) -> Option<Form> {
+        self.inner.borrow_mut().replies.take_form(number)
     }
 
     /// Answers a request. Returns whether the caller has to flush this writer.
