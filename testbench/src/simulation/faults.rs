@@ -565,9 +565,12 @@ impl World {
         }
     }
 
-    /// Keeps a copy of a node's disk.
+    /// Keeps a copy of a node's disk. A copy of a node that has no other members leads alone where it is put back, and nothing
+    /// can notice that before the other members speak to it.
     fn back_up(&mut self, host: usize) {
-        if self.hosts[host].is_up() && !self.hosts[host].is_damaged {
+        let running = self.hosts[host].running.as_ref();
+        let has_others = running.is_some_and(|running| running.node.membership().voters.len() > 1);
+        if has_others && self.hosts[host].is_up() && !self.hosts[host].is_damaged {
             self.count("operator: backup taken");
             self.hosts[host].backup = Some(self.hosts[host].disk.after_power_cut(&mut self.dice));
         }

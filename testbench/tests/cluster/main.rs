@@ -9,6 +9,7 @@ mod fixture;
 mod http;
 mod http_client;
 mod partitions;
+mod redis_clients;
 mod replays;
 mod silent;
 mod stopped;
