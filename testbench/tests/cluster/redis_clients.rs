@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use palisade_testbench::bounded::{block_until, number_from_env};
+use palisade_testbench::bounded::{check, number_from_env};
 use redis::{Connection, RedisError, Value, cmd};
 
 use crate::fixture::{BOUND, cluster, leader, until_another_leads};
@@ -110,7 +110,7 @@ fn locks_of_redis_clients_survive_killed_leaders() {
         holder.ask_until_answered(&["DEL", "held"]);
     }
     let Value::Int(token) = holder.ask_until_answered(&["LOCK", "TOKEN", "held", "7f3a"]) else { panic!("not held") };
-    block_until(BOUND, async {
+    check(BOUND, async {
         for _ in 0..number_from_env("CLUSTER_KILLS", 3) {
             let grants = book.lock().unwrap().grants;
             while book.lock().unwrap().grants < grants + 20 {

@@ -3,8 +3,9 @@
 use std::io::Write;
 use std::net::TcpStream;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use palisade_testbench::bounded::block_until;
 use palisade_testbench::credentials::{self, Login};
 use redis::{Connection, ErrorKind, Parser, RedisError, ServerErrorKind, Value, cmd, pipe};
 
@@ -39,14 +40,6 @@ fn run(connection: &mut Connection, script: &str, keys: &[&str], arguments: &[&s
     let mut command = cmd("EVAL");
     command.arg(script).arg(keys.len()).arg(keys).arg(arguments);
     command.query(connection).expect("a known script")
-}
-
-fn until(mut is_true: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !is_true() {
-        assert!(Instant::now() < deadline, "it does not come true");
-        thread::sleep(Duration::from_millis(10));
-    }
 }
 
 fn text(value: &str) -> Value {
@@ -97,7 +90,7 @@ fn a_lock_of_a_redis_client_is_a_lock_with_a_token() {
         let mut waiter = connection(&fixture);
         move || ask(&mut waiter, "LOCK ACQUIRE job:1 TTL 60000 WAIT 30000")
     });
-    until(|| field(&ask(&mut two, "LOCK SHOW job:1").expect("it is held"), "waiter_count") == 1);
+    block_until("it waits", || field(&ask(&mut two, "LOCK SHOW job:1").expect("it is held"), "waiter_count") == 1);
     assert_eq!(run(&mut two, RELEASE, &["job:1"], &["b2c4"]), Value::Int(0));
     assert_eq!(run(&mut one, RELEASE, &["job:1"], &["7f3a"]), Value::Int(1));
     let granted = waiter.join().expect("no panic").expect("a grant");
@@ -152,7 +145,7 @@ fn a_lock_without_a_time_lasts_until_it_is_released_or_broken() {
     // A time ends a lock without one.
     assert_reply(&mut client, "SET c x NX", Value::Okay);
     assert_reply(&mut client, "PEXPIRE c 100", Value::Int(1));
-    until(|| ask(&mut client, "GET c").expect("an answer") == Value::Nil);
+    block_until("it expires", || ask(&mut client, "GET c").expect("an answer") == Value::Nil);
 }
 
 /// The scripts of a library are known by their words: white space, quotes and comments do not count.
@@ -304,7 +297,7 @@ fn a_command_behind_an_acquire_that_waits_is_carried_out_after_it() {
     let mut replies = Parser::new();
     let mut next = || replies.parse_value(&mut two).expect("a reply");
     assert_eq!(field(&next(), "token"), 2, "b is free, and its reply does not wait for a's");
-    until(|| field(&ask(&mut one, "LOCK SHOW a").expect("it is held"), "waiter_count") == 1);
+    block_until("it waits", || field(&ask(&mut one, "LOCK SHOW a").expect("it is held"), "waiter_count") == 1);
     assert_reply(&mut one, "EXISTS b c", Value::Int(1));
     assert_reply(&mut one, "DELEX a IFEQ x", Value::Int(1));
     assert_eq!(field(&next(), "token"), 3, "a was handed over");
