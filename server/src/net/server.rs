@@ -14,9 +14,9 @@ use super::bounds::Bounds;
 use super::connection_limit::ConnectionLimit;
 use super::handle::{EventSender, ServiceReport};
 use super::rate_limit::RateLimiters;
-use super::resp::{ReplyWriter, RespMetrics, SentScripts, render};
+use super::resp::{Announcement, Channels, ReplyWriter, RespMetrics, SentScripts, render};
 use super::unread::Unread;
-use crate::access::Users;
+use crate::access::{User, Users, Verb};
 use crate::node::{
     ConnectionId, Input, Message, Moment, Node, Output, Push, Recipients, Refused, RequestContext, RequestId,
     Response,
@@ -50,6 +50,7 @@ pub(crate) struct Server {
     pub(super) metrics: RefCell<RespMetrics>,
     /// The scripts that clients have sent.
     pub(super) scripts: RefCell<SentScripts>,
+    pub(super) channels: RefCell<Channels>,
     is_closing: Cell<bool>,
     /// When the node wants the next tick.
     wake_at: Cell<Moment>,
@@ -102,6 +103,7 @@ impl Server {
             read_buffer: RefCell::new(vec![0; READ_BYTES].into()),
             metrics: RefCell::default(),
             scripts: RefCell::default(),
+            channels: RefCell::default(),
             is_closing: Cell::new(false),
             wake_at: Cell::new(Moment::ZERO),
             leader: watch::Sender::new(None),
@@ -196,6 +198,7 @@ impl Server {
 
     pub(super) fn disconnect(&self, connection: ConnectionId, delivered: bool) {
         self.recipients.borrow_mut().remove(&connection);
+        self.channels.borrow_mut().disconnected(connection);
         self.step(Input::Disconnected { connection, delivered });
     }
 
@@ -233,13 +236,17 @@ impl Server {
             Some(Recipient::Resp(writer)) => {
                 let writer = writer.clone();
                 drop(recipients);
-                let reply = match writer.take_form(id.number) {
-                    Some(form) => {
-                        form.render(response).unwrap_or_else(|other| render::response(other, writer.is_detailed()))
-                    }
-                    None => render::response(response, writer.is_detailed()),
+                let form = writer.take_form(id.number);
+                let announcement = form.as_ref().and_then(|form| form.announcement(&response)).cloned();
+                let rendered = match &form {
+                    Some(form) => form.render(response),
+                    None => Err(response),
                 };
+                let reply = rendered.unwrap_or_else(|response| render::response(response, writer.is_detailed()));
                 self.answer(&writer, id.number, &reply);
+                if let Some(announcement) = announcement {
+                    self.announce(&announcement);
+                }
             }
             Some(Recipient::Watch(_, reply)) => {
                 if let Some(reply) = reply.take() {
@@ -253,6 +260,18 @@ impl Server {
                 }
             }
             None => {}
+        }
+    }
+
+    /// Sends a message to the clients that have subscribed to its channel, and may take the lock.
+    fn announce(&self, announcement: &Announcement) {
+        let recipients = self.recipients.borrow();
+        for (connection, message) in self.channels.borrow().messages(announcement) {
+            let Some(Recipient::Resp(writer)) = recipients.get(&connection) else { continue };
+            let may_take = |user: &User| user.may(Verb::Acquire, announcement.lock.as_str());
+            if writer.principal().user().is_none_or(may_take) && writer.send_message(&message) {
+                self.to_flush.borrow_mut().push(writer.clone());
+            }
         }
     }
 

@@ -304,3 +304,29 @@ fn a_command_behind_an_acquire_that_waits_is_carried_out_after_it() {
     assert_eq!(next(), Value::Okay);
     assert_reply(&mut one, "EXISTS a b c", Value::Int(3));
 }
+
+/// A library that waits for its turn subscribes to the channel on which the release is announced.
+#[test]
+fn a_script_announces_its_release() {
+    let fixture = Fixture::new();
+    let (mut one, mut two) = (connection(&fixture), connection(&fixture));
+    let release = "local lockClientId = redis.call('GET', KEYS[1]) \
+        if (lockClientId == ARGV[1] and redis.call('UNLINK', KEYS[1]) == 1) then \
+        redis.call('PUBLISH', ARGV[2], KEYS[1]) return true end return false";
+    let mut listener = two.as_pubsub();
+    listener.set_read_timeout(Some(Duration::from_secs(60))).expect("a bound");
+    listener.psubscribe("locks-channel:*").expect("it is confirmed");
+    listener.subscribe("locks-channel").expect("it is confirmed");
+    for (lock, channel) in [("locks:a", "locks-channel:locks:a"), ("locks:b", "locks-channel")] {
+        assert_reply(&mut one, &format!("SET {lock} me NX PX 60000"), Value::Okay);
+        assert_eq!(run(&mut one, release, &[lock], &["you", "locks-channel"]), Value::Nil, "not announced");
+        assert_eq!(run(&mut one, release, &[lock], &["me", channel]), Value::Int(1));
+        let message = listener.get_message().expect("it is announced");
+        assert_eq!(
+            (message.get_channel_name(), message.get_payload::<String>().expect("a text")),
+            (channel, lock.to_owned())
+        );
+    }
+    drop(listener);
+    assert_reply(&mut two, "EXISTS locks:a", Value::Int(0));
+}

@@ -6,6 +6,7 @@ use palisade_core::{
 use smallvec::SmallVec;
 use thiserror::Error;
 
+use super::channels::Subscription;
 use super::form::Form;
 use super::redis::{self, Call};
 use crate::request::{AcquireRequest, ClusterRequest, Holder, Query, Request};
@@ -24,6 +25,11 @@ pub enum Command {
     LoadScript(Vec<u8>),
     /// Asks which scripts are known, by their digests.
     FindScripts(Vec<Vec<u8>>),
+    Subscribe(Vec<Subscription>),
+    Unsubscribe {
+        is_pattern: bool,
+        names: Vec<Vec<u8>>,
+    },
     /// A request about the nodes of the cluster.
     Cluster(ClusterRequest),
     Hello {
@@ -141,6 +147,10 @@ pub(crate) const USAGES: &[(&str, &str)] = &[
     ("SCRIPT LOAD", "SCRIPT LOAD script"),
     ("SCRIPT EXISTS", "SCRIPT EXISTS digest [digest …]"),
     ("SELECT", "SELECT 0"),
+    ("SUBSCRIBE", "SUBSCRIBE channel [channel …]"),
+    ("PSUBSCRIBE", "PSUBSCRIBE pattern [pattern …]"),
+    ("UNSUBSCRIBE", "UNSUBSCRIBE [channel …]"),
+    ("PUNSUBSCRIBE", "PUNSUBSCRIBE [pattern …]"),
 ];
 
 /// Commands that users of Redis try, and what to use in their place.
@@ -160,7 +170,7 @@ const REDIS_HINTS: &[(&[&str], &str)] = &[
         "it is a lock service, and keeps no data",
     ),
     (&["SCRIPT"], "there are SCRIPT LOAD and SCRIPT EXISTS"),
-    (&["SUBSCRIBE", "PSUBSCRIBE", "PUBLISH", "MONITOR"], "events come after LOCK WATCH prefix, in version 3"),
+    (&["PUBLISH", "MONITOR"], "events come after LOCK WATCH prefix, in version 3"),
     (&["MULTI", "EXEC", "DISCARD", "WATCH"], "several locks are taken together with LOCK ACQUIRE name name … TTL ms"),
     (&["SWAPDB", "MOVE"], "there is one set of locks, and no numbered databases"),
     (&["CONFIG", "DEBUG", "SHUTDOWN", "SAVE", "BGSAVE"], "it is configured where it is started, with palisade serve"),
@@ -332,7 +342,8 @@ fn parse(reader: &mut Reader<'_>) -> Result<Command, BadRequest> {
         "OBSERVE" => Command::Request(Request::Query(Query::Leader { lock: reader.lock()? })),
         "TOKENS RAISE" => Command::Request(Request::RaiseTokens { above: reader.parsed("token", Token::new)? }),
         "SET" | "GET" | "EXISTS" | "PTTL" | "TTL" | "PEXPIRE" | "EXPIRE" | "DEL" | "UNLINK" | "DELEX" | "EVAL"
-        | "EVALSHA" | "SCRIPT LOAD" | "SCRIPT EXISTS" | "SELECT" | "LOCK TOKEN" => redis::parse(reader)?,
+        | "EVALSHA" | "SCRIPT LOAD" | "SCRIPT EXISTS" | "SELECT" | "LOCK TOKEN" | "SUBSCRIBE" | "PSUBSCRIBE"
+        | "UNSUBSCRIBE" | "PUNSUBSCRIBE" => redis::parse(reader)?,
         command if command.starts_with("CLUSTER") => Command::Cluster(cluster(reader)?),
         command if command.starts_with("SESSION") => Command::Request(session(reader)?),
         _ => Command::Request(lock(reader)?),

@@ -393,6 +393,13 @@ impl Connection {
                 Some(script) => Reply::text(self.server.scripts.borrow_mut().add(&text, script)),
                 None => unknown_script(),
             },
+            Command::Subscribe(subscriptions) => {
+                let mut channels = self.server.channels.borrow_mut();
+                Reply::Several(subscriptions.into_iter().map(|one| channels.subscribe(self.id, one)).collect())
+            }
+            Command::Unsubscribe { is_pattern, names } => {
+                Reply::Several(self.server.channels.borrow_mut().unsubscribe(self.id, is_pattern, names))
+            }
             Command::FindScripts(digests) => {
                 let known = self.server.scripts.borrow();
                 let is_known = |digest: &Vec<u8>| Reply::Number(known.get(digest).is_some().into());

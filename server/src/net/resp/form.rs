@@ -3,13 +3,14 @@
 use palisade_core::Secret;
 
 use super::Reply;
+use super::channels::Announcement;
 use crate::node::{HeldReport, Response};
 
 /// How the node's response to a command of Redis is rendered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Form {
-    /// By the outcome of a command that takes, extends or releases locks.
-    Outcome(Outcomes),
+    /// By the outcome of a command that takes, extends or releases locks. The announcement is made when it is done.
+    Outcome(Outcomes, Option<Announcement>),
     /// By how locks are held.
     Held {
         /// The secret with which the client must hold them; `None` if it need not hold them.
@@ -84,15 +85,26 @@ impl Word {
 impl Form {
     /// Returns the form of a command on so many locks that is either done or not.
     pub(super) fn done_or(done: Word, not: Word, locks: usize) -> Form {
-        Form::Outcome(Outcomes { done, refused: not, free: not, locks: u32::try_from(locks).unwrap_or(u32::MAX) })
+        let locks = u32::try_from(locks).unwrap_or(u32::MAX);
+        Form::Outcome(Outcomes { done, refused: not, free: not, locks }, None)
+    }
+
+    /// Returns what is announced after this response.
+    pub(in crate::net) fn announcement(&self, response: &Response) -> Option<&Announcement> {
+        match (self, response) {
+            (Form::Outcome(outcomes, announcement), Response::Matched { locks, .. }) if *locks >= outcomes.locks => {
+                announcement.as_ref()
+            }
+            _ => None,
+        }
     }
 
     /// Renders a response. Refusals and unexpected responses are returned.
     pub(in crate::net) fn render(&self, response: Response) -> Result<Reply, Response> {
         match (self, response) {
-            (Form::Outcome(outcomes), Response::Granted(_)) => Ok(outcomes.done.reply(outcomes.locks)),
-            (Form::Outcome(outcomes), Response::NotGranted) => Ok(outcomes.refused.reply(0)),
-            (Form::Outcome(outcomes), Response::Matched { locks, others }) => Ok(match others {
+            (Form::Outcome(outcomes, _), Response::Granted(_)) => Ok(outcomes.done.reply(outcomes.locks)),
+            (Form::Outcome(outcomes, _), Response::NotGranted) => Ok(outcomes.refused.reply(0)),
+            (Form::Outcome(outcomes, _), Response::Matched { locks, others }) => Ok(match others {
                 _ if locks >= outcomes.locks => outcomes.done.reply(locks),
                 0 => outcomes.free.reply(locks),
                 _ => outcomes.refused.reply(locks),

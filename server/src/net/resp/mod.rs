@@ -1,5 +1,6 @@
 //! RESP, the protocol of Redis, so that any Redis client can talk to the service.
 
+mod channels;
 mod cluster;
 mod command;
 mod connection;
@@ -19,6 +20,8 @@ mod writer;
 
 use std::collections::BTreeMap;
 
+pub(super) use channels::Channels;
+pub use channels::{Announcement, Subscription};
 pub use command::{BadRequest, Command};
 pub use form::{Form, Missing, Outcomes, Shown, Word};
 pub(crate) use listener::{accept, serve_relayed};

@@ -2,6 +2,7 @@
 
 use palisade_core::{LockNames, Mode, Secret, Ttl, Want};
 
+use super::channels::{Announcement, Subscription};
 use super::command::{BadRequest, Command, Reader, bad, usage};
 use super::form::{Form, Missing, Shown, Word};
 use super::scripts::{Meaning, Script};
@@ -70,6 +71,17 @@ pub(super) fn parse(reader: &mut Reader<'_>) -> Result<Command, BadRequest> {
         "SCRIPT EXISTS" => {
             let digests = std::mem::take(&mut reader.words).iter().map(|digest| digest.to_vec()).collect();
             return Ok(Command::FindScripts(digests));
+        }
+        "SUBSCRIBE" | "PSUBSCRIBE" => {
+            let is_pattern = reader.command == "PSUBSCRIBE";
+            let mut names = vec![reader.next()?];
+            names.extend(std::mem::take(&mut reader.words));
+            let subscription = |name: &[u8]| Subscription { name: name.to_vec(), is_pattern };
+            return Ok(Command::Subscribe(names.into_iter().map(subscription).collect()));
+        }
+        "UNSUBSCRIBE" | "PUNSUBSCRIBE" => {
+            let names = std::mem::take(&mut reader.words).iter().map(|name| name.to_vec()).collect();
+            return Ok(Command::Unsubscribe { is_pattern: reader.command == "PUNSUBSCRIBE", names });
         }
         "SELECT" => match reader.number("database")? {
             0 => return Ok(Command::Ignored),
@@ -185,23 +197,30 @@ pub(super) fn request_of(call: &Call, script: &Script) -> Result<(Request, Form)
     let argument = |number: usize| arguments.get(number - 1).copied().ok_or_else(|| usage("EVAL"));
     let ttl_at = |number: usize| ttl(&mut Reader { words: &[argument(number)?], command: "EVAL" }, 1);
     let secret = Secret::new(argument(1)?);
+    let announce = |number| Ok(Announcement { channel: argument(number)?.to_vec(), lock: first.clone() });
     Ok(match script.meaning {
         Meaning::Take { ttl, renews, outcomes } => {
-            (take(locks, secret, ttl_at(ttl)?, renews), Meaning::form(outcomes, count))
+            (take(locks, secret, ttl_at(ttl)?, renews), Meaning::form(outcomes, count, None))
         }
-        Meaning::Release { outcomes } => (Request::ReleaseHeld { locks, secret }, Meaning::form(outcomes, count)),
+        Meaning::Release { outcomes, channel } => {
+            let announcement = channel.map(|channel| announce(channel)).transpose()?;
+            (Request::ReleaseHeld { locks, secret }, Meaning::form(outcomes, count, announcement))
+        }
         Meaning::Extend { ttl, outcomes } => {
             let time = Extension::For(ttl_at(ttl)?);
-            (Request::ExtendHeld { locks, secret, time }, Meaning::form(outcomes, count))
+            (Request::ExtendHeld { locks, secret, time }, Meaning::form(outcomes, count, None))
         }
         Meaning::AddTime { outcomes } => {
             let time = match argument(3)? {
                 b"0" => Extension::Add(Reader { words: &[argument(2)?], command: "EVAL" }.number("time")?),
                 _ => Extension::For(ttl_at(2)?),
             };
-            (Request::ExtendHeld { locks, secret, time }, Meaning::form(outcomes, count))
+            (Request::ExtendHeld { locks, secret, time }, Meaning::form(outcomes, count, None))
         }
-        Meaning::Drop { outcomes } => (Request::DropHeld { lock: first }, Meaning::form(outcomes, count)),
+        Meaning::Drop { outcomes } => {
+            let announcement = Some(announce(1)?);
+            (Request::DropHeld { lock: first }, Meaning::form(outcomes, count, announcement))
+        }
         Meaning::TimeLeft { unit, missing } => (held(locks), Meaning::time_left(unit, missing, secret)),
     })
 }

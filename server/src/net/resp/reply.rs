@@ -30,9 +30,11 @@ pub enum Reply {
     Nil,
     /// Several.
     Array(Vec<Reply>),
+    /// Several replies to one command.
+    Several(Vec<Reply>),
     /// Names and values.
     Map(Vec<(&'static str, Reply)>),
-    /// A push; only in version 3.
+    /// A push; in version 2 an array.
     Push(Vec<Reply>),
     /// A failure: a stable code, and a message for people.
     Error(&'static str, String),
@@ -57,8 +59,9 @@ impl Reply {
                 line(into, '*', items.len());
                 items.iter().for_each(|item| item.encode(version, into));
             }
+            Reply::Several(replies) => replies.iter().for_each(|reply| reply.encode(version, into)),
             Reply::Push(items) => {
-                line(into, '>', items.len());
+                line(into, if version == Version::Three { '>' } else { '*' }, items.len());
                 items.iter().for_each(|item| item.encode(version, into));
             }
             Reply::Map(fields) => {

@@ -61,11 +61,16 @@ impl ReplyQueue {
         }
     }
 
+    /// Adds a message to a client that has subscribed to it.
+    pub(super) fn add_message(&mut self, message: &Reply) {
+        message.encode(self.version, &mut self.out);
+    }
+
     /// Adds a push, if the client understands it. Returns whether it does.
     pub(super) fn push(&mut self, reply: &Reply) -> bool {
         let understands = self.version == Version::Three;
         if understands {
-            reply.encode(self.version, &mut self.out);
+            self.add_message(reply);
         }
         understands
     }

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
+use super::channels::Announcement;
 use super::form::{Form, Missing, Outcomes, Shown, Word};
 
 /// A script that the service knows.
@@ -22,13 +23,13 @@ pub(super) struct Script {
 pub(super) enum Meaning {
     /// Take all locks or none.
     Take { ttl: usize, renews: bool, outcomes: Words },
-    /// Release the locks that are held with the value.
-    Release { outcomes: Words },
+    /// Release the locks that are held with the value, and announce it on a channel if there is one.
+    Release { outcomes: Words, channel: Option<usize> },
     /// Extend the locks if all are held with the value.
     Extend { ttl: usize, outcomes: Words },
     /// Add to the time that is left, or replace it, as the third argument says.
     AddTime { outcomes: Words },
-    /// Release the lock, whoever holds it.
+    /// Release the lock, whoever holds it, and announce it on the channel in the first argument.
     Drop { outcomes: Words },
     /// Read how long the locks stay held.
     TimeLeft { unit: u64, missing: Missing },
@@ -38,9 +39,10 @@ pub(super) enum Meaning {
 pub(super) type Words = (Word, Word, Word);
 
 impl Meaning {
-    pub(super) fn form(outcomes: Words, locks: usize) -> Form {
+    pub(super) fn form(outcomes: Words, locks: usize, announcement: Option<Announcement>) -> Form {
         let (done, refused, free) = outcomes;
-        Form::Outcome(Outcomes { done, refused, free, locks: u32::try_from(locks).unwrap_or(u32::MAX) })
+        let locks = u32::try_from(locks).unwrap_or(u32::MAX);
+        Form::Outcome(Outcomes { done, refused, free, locks }, announcement)
     }
 
     pub(super) fn time_left(unit: u64, missing: Missing, secret: palisade_core::Secret) -> Form {
@@ -59,7 +61,7 @@ const SCRIPTS: &[Script] = &[
         of: "redis-py 6 to 8: release",
         text: "local token = redis.call('get', KEYS[1]) if not token or token ~= ARGV[1] then return 0 end
             redis.call('del', KEYS[1]) return 1",
-        meaning: Meaning::Release { outcomes: ONE_OR_ZERO },
+        meaning: Meaning::Release { outcomes: ONE_OR_ZERO, channel: None },
     },
     Script {
         of: "redis-py 6 to 8: extend",
@@ -79,7 +81,7 @@ const SCRIPTS: &[Script] = &[
     Script {
         of: "redlock-py, redsync 4.0 to 4.11, bsm/redislock 0.8, rslock, ShedLock: release",
         text: "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end",
-        meaning: Meaning::Release { outcomes: ONE_OR_ZERO },
+        meaning: Meaning::Release { outcomes: ONE_OR_ZERO, channel: None },
     },
     Script {
         of: "redsync 4, bsm/redislock 0.8, ShedLock: extend",
@@ -103,7 +105,7 @@ const SCRIPTS: &[Script] = &[
         of: "node-redlock 4 and 5: release",
         text: "local count = 0 for i, key in ipairs(KEYS) do
             if redis.call('get', key) == ARGV[1] then redis.pcall('del', key) count = count + 1 end end return count",
-        meaning: Meaning::Release { outcomes: (Word::Count, Word::Count, Word::Count) },
+        meaning: Meaning::Release { outcomes: (Word::Count, Word::Count, Word::Count), channel: None },
     },
     Script {
         of: "aioredlock 0.7: lock and extend",
@@ -116,7 +118,7 @@ const SCRIPTS: &[Script] = &[
         text: "local identifier = redis.call('get', KEYS[1]) if not identifier then return redis.status_reply('OK')
             elseif identifier == ARGV[1] then return redis.call('del', KEYS[1]) else
             return redis.error_reply('ERROR') end",
-        meaning: Meaning::Release { outcomes: (Word::Number(1), Word::Failed, Word::Ok) },
+        meaning: Meaning::Release { outcomes: (Word::Number(1), Word::Failed, Word::Ok), channel: None },
     },
     Script {
         of: "aioredlock 0.7: time left",
@@ -129,7 +131,7 @@ const SCRIPTS: &[Script] = &[
         of: "redsync 4.12 and later: release",
         text: "local val = redis.call('GET', KEYS[1]) if val == ARGV[1] then return redis.call('DEL', KEYS[1])
             elseif val == false then return -1 else return 0 end",
-        meaning: Meaning::Release { outcomes: (Word::Number(1), Word::Number(0), Word::Number(-1)) },
+        meaning: Meaning::Release { outcomes: (Word::Number(1), Word::Number(0), Word::Number(-1)), channel: None },
     },
     Script {
         of: "redsync 4: extend or take again",
@@ -162,7 +164,7 @@ const SCRIPTS: &[Script] = &[
         text: "local values = redis.call('mget', unpack(KEYS)) for i, _ in ipairs(KEYS) do
             if values[i] ~= ARGV[1] then return false end end
             redis.call('del', unpack(KEYS)) return redis.status_reply('OK')",
-        meaning: Meaning::Release { outcomes: OK_OR_NIL },
+        meaning: Meaning::Release { outcomes: OK_OR_NIL, channel: None },
     },
     Script {
         of: "bsm/redislock 0.9 and later: time left",
@@ -204,27 +206,27 @@ const SCRIPTS: &[Script] = &[
         of: "Spring Integration 6 and later, spin lock: release with UNLINK",
         text: "local lockClientId = redis.call('GET', KEYS[1]) if lockClientId == ARGV[1] then
             redis.call('UNLINK', KEYS[1]) return true end return false",
-        meaning: Meaning::Release { outcomes: ONE_OR_NIL },
+        meaning: Meaning::Release { outcomes: ONE_OR_NIL, channel: None },
     },
     Script {
         of: "Spring Integration 6, spin lock: release with DEL",
         text: "local lockClientId = redis.call('GET', KEYS[1]) if lockClientId == ARGV[1] then
             redis.call('DEL', KEYS[1]) return true end return false",
-        meaning: Meaning::Release { outcomes: ONE_OR_NIL },
+        meaning: Meaning::Release { outcomes: ONE_OR_NIL, channel: None },
     },
     Script {
         of: "Spring Integration 6 and later, pub/sub lock: release with UNLINK",
         text: "local lockClientId = redis.call('GET', KEYS[1])
             if (lockClientId == ARGV[1] and redis.call('UNLINK', KEYS[1]) == 1) then
             redis.call('PUBLISH', ARGV[2], KEYS[1]) return true end return false",
-        meaning: Meaning::Release { outcomes: ONE_OR_NIL },
+        meaning: Meaning::Release { outcomes: ONE_OR_NIL, channel: Some(2) },
     },
     Script {
         of: "Spring Integration 6, pub/sub lock: release with DEL",
         text: "local lockClientId = redis.call('GET', KEYS[1])
             if (lockClientId == ARGV[1] and redis.call('DEL', KEYS[1]) == 1) then
             redis.call('PUBLISH', ARGV[2], KEYS[1]) return true end return false",
-        meaning: Meaning::Release { outcomes: ONE_OR_NIL },
+        meaning: Meaning::Release { outcomes: ONE_OR_NIL, channel: Some(2) },
     },
     Script {
         of: "Spring Integration 5.5, pub/sub lock: release with UNLINK",

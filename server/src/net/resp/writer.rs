@@ -61,7 +61,7 @@ impl ReplyWriter {
         ReplyWriter { transport, longest_backlog, inner: RefCell::new(inner), changed: Notify::new() }
     }
 
-    pub(super) fn principal(&self) -> Principal {
+    pub(in crate::net) fn principal(&self) -> Principal {
         self.inner.borrow().principal.clone()
     }
 
@@ -142,6 +142,17 @@ impl ReplyWriter {
         if inner.is_closed || !inner.replies.push(reply) {
             return false;
         }
+        self.enforce_limit(&mut inner);
+        inner.mark_for_flush()
+    }
+
+    /// Sends a message to a client that has subscribed to it. Returns whether the caller has to flush this writer.
+    pub(in crate::net) fn send_message(&self, message: &Reply) -> bool {
+        let mut inner = self.inner.borrow_mut();
+        if inner.is_closed {
+            return false;
+        }
+        inner.replies.add_message(message);
         self.enforce_limit(&mut inner);
         inner.mark_for_flush()
     }
