@@ -20,6 +20,7 @@ impl World {
             return;
         }
         self.faults += 1;
+        self.use_redis_commands();
         let host = self.dice.roll(self.hosts.len());
         let client = self.dice.roll(self.clients.len());
         match self.dice.roll(40) {

@@ -194,14 +194,19 @@ impl Running {
 
     /// Begins a connection of a client.
     pub(super) fn connect(&mut self, now: Duration, connection: u64, client: usize, is_relayed: bool) {
-        let context = RequestContext {
-            principal: Principal::Anyone,
-            protocol: Protocol::Resp,
-            peer: Arc::from(format!("client-{client}")),
-            address: [127, 0, 0, 1].into(),
-        };
         let id = ConnectionId(connection);
+        let context = context(&format!("client-{client}"));
         self.node.step(now, Input::Connected { connection: id, context });
         self.connections.insert(connection, SimulatedConnection::new(id, is_relayed));
+    }
+}
+
+/// Returns the context of a client with this name.
+pub(super) fn context(name: &str) -> RequestContext {
+    RequestContext {
+        principal: Principal::Anyone,
+        protocol: Protocol::Resp,
+        peer: Arc::from(name),
+        address: [127, 0, 0, 1].into(),
     }
 }

@@ -18,6 +18,7 @@ mod host;
 mod judge;
 mod nodes;
 mod plan;
+mod redis_client;
 mod resource;
 mod shrink;
 mod stream;

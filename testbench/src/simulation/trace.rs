@@ -101,6 +101,7 @@ pub const EXPECTED: &[&str] = &[
     "operator: lock taken away",
     "operator: semaphore resized",
     "operator: backup taken",
+    "operator: command of a Redis client",
     "path: election",
     "path: grant during an election",
     "path: two nodes believe that they lead",

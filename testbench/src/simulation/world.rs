@@ -189,6 +189,7 @@ pub(super) struct World {
     pub(super) nodes_misled_until: Duration,
     /// How many faults were injected.
     pub(super) faults: usize,
+    pub(super) redis_requests: u64,
     /// Entries that nodes have applied since the state of one was compared.
     pub(super) uncompared: usize,
     /// Since when clients are paused.
@@ -221,6 +222,7 @@ impl World {
             unknown: Rc::default(),
             nodes_misled_until: Duration::ZERO,
             faults: 0,
+            redis_requests: 0,
             uncompared: 0,
             suspended_at: BTreeMap::new(),
             plan,

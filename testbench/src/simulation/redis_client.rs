@@ -1,0 +1,62 @@
+//! A client of Redis: it takes, extends and releases locks by their values, and reads no replies.
+
+use palisade_core::{LockName, LockNames, Mode, Secret, Ttl, Want};
+use palisade_server::node::{ConnectionId, Input, RequestId};
+use palisade_server::request::{AcquireRequest, Extension, Holder, Request};
+
+use super::host::{Arrival, context};
+use super::world::World;
+
+/// Its connection to every node. Connections of the other clients have small numbers.
+const CONNECTION: ConnectionId = ConnectionId(u64::MAX);
+/// A lock that no other client uses, so that it can be held without an end.
+const OWN: &str = "of a Redis client";
+
+impl World {
+    /// Sends two commands to the node that leads.
+    pub(super) fn use_redis_commands(&mut self) {
+        for _ in 0..2 {
+            let Some(leader) = self.leader() else { return };
+            let request = self.redis_request();
+            self.count("operator: command of a Redis client");
+            self.redis_requests += 1;
+            let id = RequestId { connection: CONNECTION, number: self.redis_requests };
+            let connected = Input::Connected { connection: CONNECTION, context: context("redis") };
+            self.arrive(leader, Arrival::Input(connected));
+            self.arrive(leader, Arrival::Input(Input::Request { id, request }));
+            self.settle(leader);
+        }
+    }
+
+    fn redis_request(&mut self) -> Request {
+        let names: &[&str] = match self.dice.roll(4) {
+            0 => &["plain"],
+            1 => &["plain", OWN],
+            _ => &[OWN],
+        };
+        let named = |name: &&str| LockName::new(name).ok();
+        let locks: LockNames = names.iter().filter_map(named).collect();
+        let secret = Secret::new(&[self.dice.roll(2) as u8]);
+        let ttl = Ttl::from_ms(self.plan.ttl.as_millis() as u64).unwrap_or(Ttl::ENDLESS);
+        match (self.dice.roll(8), locks.first().cloned()) {
+            (0, _) => Request::ReleaseHeld { locks, secret },
+            (1, Some(lock)) => Request::DropHeld { lock },
+            (2, _) => Request::ExtendHeld { locks, secret, time: Extension::For(ttl) },
+            (3, _) => Request::ExtendHeld { locks, secret, time: Extension::Add(1000) },
+            (roll, _) => {
+                let is_endless = roll == 4 && names == [OWN];
+                Request::Acquire(AcquireRequest {
+                    wants: locks.into_iter().map(|lock| Want { lock, mode: Mode::Exclusive }).collect(),
+                    holder: Holder::NewSession(if is_endless { Ttl::ENDLESS } else { ttl }),
+                    wait_ms: None,
+                    delay: None,
+                    number: None,
+                    is_async: false,
+                    value: None,
+                    secret: Some(secret),
+                    renews: self.dice.roll(2) == 0,
+                })
+            }
+        }
+    }
+}
