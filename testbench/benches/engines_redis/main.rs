@@ -11,8 +11,9 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+mod redis_py;
+
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -187,18 +188,8 @@ impl Workload {
 
     /// redis-py, if it is installed.
     fn sample_python(&self, server: &servers::Redis, seconds: u64) -> Option<Sample> {
-        let python = python()?;
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/engines_redis/redis_py_lock.py");
         let (cpu, began_at) = (cpu_of(server.pid()), Instant::now());
-        let mut command = Command::new(python);
-        command.arg(script).arg(server.address.port().to_string()).arg(self.tasks.to_string());
-        command.arg(if self.is_hot { "hot" } else { "own" }).arg(seconds.to_string());
-        let said = command.output().unwrap();
-        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-        let text = String::from_utf8(said.stdout).unwrap();
-        let mut lines = text.lines().map(|line| line.split_whitespace().map(|word| word.parse::<f64>().unwrap()));
-        let counts: Vec<_> = lines.next().unwrap().map(|count| count as usize).collect();
-        let (times, others) = (lines.next().unwrap().collect(), lines.next().unwrap().collect());
+        let (counts, times, others) = redis_py::measure(server.address.port(), self.tasks, self.is_hot, seconds)?;
         let elapsed = began_at.elapsed().min(Duration::from_secs(seconds));
         Some(Sample::of(times, others, &counts, elapsed, cpu_of(server.pid()) - cpu))
     }
@@ -289,11 +280,6 @@ async fn contend(
         (if is_counted { &mut times } else { &mut others }).push(time.as_secs_f64() * 1e3);
     }
     (contender, times, others)
-}
-
-fn python() -> Option<PathBuf> {
-    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/redis-py/bin/python3");
-    python.exists().then_some(python)
 }
 
 fn cpu_of(pid: u32) -> Duration {
