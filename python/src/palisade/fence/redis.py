@@ -120,7 +120,7 @@ class Sealed:
     def _call(self, function: str, keys: Sequence[Key], *arguments: Argument) -> Any:
         mark = f"palisade:{{{self._name}}}"
         try:
-            return self._server.fcall(function, len(keys) + 1, mark, *keys, *arguments)  # type: ignore[arg-type]
+            return self._server.fcall(function, len(keys) + 1, mark, *keys, *arguments)
         except (redis.ConnectionError, redis.TimeoutError) as error:
             raise Unavailable(
                 f"the connection to redis broke: {error} (it may have taken effect)",
