@@ -11,8 +11,8 @@ use pyo3::types::PyList;
 use crate::guard::{Guard, Held};
 use crate::operation::{Operation, seconds};
 use crate::owned::Owned;
-use crate::watch::{Observer, Watch};
 use crate::view;
+use crate::watch::{Observer, Watch};
 
 /// One session at an engine, and the thread that keeps it alive.
 #[pyclass(frozen)]

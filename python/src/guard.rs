@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use palisade::{
-    BootInstant, EfficiencyGuard, Error, Leadership, LockGuard, Loss, Permit, ReadGuard, SessionId, Standing, WriteGuard,
+    BootInstant, EfficiencyGuard, Error, Leadership, LockGuard, Loss, Permit, ReadGuard, SessionId, Standing,
+    WriteGuard,
 };
 use pyo3::prelude::*;
 
@@ -125,9 +126,7 @@ impl Guard {
     /// Waits until it is lost.
     fn lost(&self, py: Python<'_>) -> PyResult<Operation> {
         let held = self.held.get(py)?.clone();
-        Ok(Operation::new(async move { Ok(held.lost().await) }, |py, loss| {
-            loss_object(py, &loss).map(Bound::unbind)
-        }))
+        Ok(Operation::new(async move { Ok(held.lost().await) }, |py, loss| loss_object(py, &loss).map(Bound::unbind)))
     }
 
     /// Waits until it is in jeopardy or lost.

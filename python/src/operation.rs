@@ -59,7 +59,8 @@ impl Operation {
     /// Waits without the GIL, and lets Python handle signals meanwhile. Raises TimeoutError after `timeout` seconds.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        let deadline = timeout.map(|timeout| seconds(timeout, "timeout")).transpose()?.map(|time| Instant::now() + time);
+        let deadline =
+            timeout.map(|timeout| seconds(timeout, "timeout")).transpose()?.map(|time| Instant::now() + time);
         let mut pending = self.take(py)?;
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         // Python runs signal handlers on its main thread only.

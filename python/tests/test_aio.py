@@ -151,8 +151,8 @@ def test_work_is_cancelled_when_its_lock_is_lost(url: str, name: str) -> None:
         ends: List[str] = []
 
         async def endless(guard: palisade.aio.LockGuard) -> None:
-            await other.force_release(name, "for a test")
             try:
+                await other.force_release(name, "for a test")
                 await asyncio.Event().wait()
             finally:
                 ends.append("cancelled")

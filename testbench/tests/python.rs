@@ -11,7 +11,8 @@ fn root() -> PathBuf {
 
 /// Runs a command without a bound, because a build may take long; pytest bounds each test.
 fn run(command: &mut Command) {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?} cannot be run: {error}; run scripts/setup"));
+    let output =
+        command.output().unwrap_or_else(|error| panic!("{command:?} cannot be run: {error}; run scripts/setup"));
     let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command:?} failed:\n{printed}\n{errors}");
 }
@@ -36,7 +37,9 @@ fn the_python_package_keeps_its_promises() {
     let redis = Redis::start(folder.path(), "no").unwrap_or_else(|absent| panic!("{absent}"));
     let postgres = Postgres::shared().unwrap_or_else(|absent| panic!("{absent}"));
     let mut pytest = Command::new(tools.join("pytest"));
-    pytest.args(["-q", "-p", "no:cacheprovider"]).args(std::env::var("PYTEST_ARGS").iter().flat_map(|words| words.split(' ')));
+    pytest
+        .args(["-q", "-p", "no:cacheprovider"])
+        .args(std::env::var("PYTEST_ARGS").iter().flat_map(|words| words.split(' ')));
     pytest.env("PALISADE_TEST_SERVICE", service.url()).env("PALISADE_TEST_REDIS", redis.url());
     pytest.env("PALISADE_TEST_POSTGRES", postgres.url()).env("PYTHONDONTWRITEBYTECODE", "yes");
     run(pytest.current_dir(root.join("python")));

@@ -333,7 +333,7 @@ class Semaphore(Request["Permit"]):
 
     def many(self, count: int) -> Request[Permit]:
         """Returns a request for `count` permits at once. Later requests for fewer permits do not overtake it."""
-        return Request(self._native, Wanted("permits", self._wanted.names, count=count, of=self._wanted.of))
+        return Request(self._native, replace(self._wanted, count=count))
 
 
 class Election:

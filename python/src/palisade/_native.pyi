@@ -4,7 +4,9 @@ from typing import Final, Generic, List, Optional, Sequence, Tuple, TypeVar, fin
 
 from palisade._types import Event, Guarantees, Leader, LockInfo, Loss, Standing
 
-T = TypeVar("T", covariant=True)
+_T_co = TypeVar("_T_co", covariant=True)
+
+__all__ = ["Client", "Guard", "Observer", "Operation", "POSTGRES_FENCE", "REDIS_FENCE", "Wakeups", "Watch", "connect"]
 
 POSTGRES_FENCE: Final[str]
 REDIS_FENCE: Final[str]
@@ -17,9 +19,9 @@ class Wakeups:
 
 # The extension's class takes no parameter: write the annotation in quotes.
 @final
-class Operation(Generic[T]):
-    def wait(self, timeout: Optional[float] = None) -> T: ...
-    def poll(self, wakeups: Wakeups, number: int) -> Optional[Tuple[T]]: ...
+class Operation(Generic[_T_co]):
+    def wait(self, timeout: Optional[float] = None) -> _T_co: ...
+    def poll(self, wakeups: Wakeups, number: int) -> Optional[Tuple[_T_co]]: ...
     def cancel(self) -> None: ...
 
 @final

@@ -10,12 +10,13 @@ struct Room {
     may_import: &'static [&'static str],
 }
 
-const ROOMS: [Room; 6] = [
+const ROOMS: [Room; 7] = [
     Room { folder: "core", package: "palisade-core", may_import: &[] },
     Room { folder: "lib", package: "palisade", may_import: &["palisade-core"] },
     Room { folder: "fence", package: "palisade-fence", may_import: &["palisade-core"] },
     Room { folder: "server", package: "palisade-server", may_import: &["palisade-core"] },
     Room { folder: "cli", package: "palisade-cli", may_import: &["palisade", "palisade-server", "palisade-fence"] },
+    Room { folder: "python", package: "palisade-python", may_import: &["palisade", "palisade-fence"] },
     Room {
         folder: "testbench",
         package: "palisade-testbench",
