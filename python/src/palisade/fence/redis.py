@@ -35,7 +35,8 @@ def install(server: redis.Redis) -> None:
     """Installs the functions, or replaces them; in a cluster do it on every primary. Raises `Misuse` if the server evicts keys that have
     no expiry: it could evict a mark.
     """
-    policy = str(server.info("memory").get("maxmemory_policy", ""))
+    memory: Any = server.info("memory")
+    policy = str(memory.get("maxmemory_policy", ""))
     if policy.startswith("allkeys"):
         raise Misuse(
             f"it evicts keys that have no expiry (maxmemory-policy {policy}), and with them a mark; set noeviction, or one of the "
