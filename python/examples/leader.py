@@ -1,6 +1,6 @@
 """A scheduler of which one runs, with asyncio: the leader works, the others stand by.
 
-    python leader.py embedded: 10.0.0.1:8000
+python leader.py embedded: 10.0.0.1:8000
 """
 
 from __future__ import annotations

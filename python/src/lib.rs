@@ -1,7 +1,7 @@
 //! The extension module `palisade._native`: the library `palisade` for the Python modules in `palisade/`.
 //!
-//! Every call that waits returns an [`Operation`](operation::Operation). A thread waits for it, or an event loop polls it. The keeper of a client
-//! never calls Python, so a busy interpreter does not delay a renewal.
+//! Every call that waits returns an `Operation`. A thread waits for it, or an event loop polls it. The keeper of a client never
+//! calls Python, so a busy interpreter does not delay a renewal.
 #![forbid(unsafe_code)]
 
 mod client;

@@ -25,7 +25,9 @@ def variable(name: str) -> str:
     try:
         return os.environ[name]
     except KeyError:
-        pytest.fail(f"{name} is not set: run `cargo test -p palisade-testbench --test python`, which starts the servers")
+        pytest.fail(
+            f"{name} is not set: run `cargo test -p palisade-testbench --test python`, which starts the servers"
+        )
 
 
 @pytest.fixture(autouse=True)

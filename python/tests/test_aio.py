@@ -65,7 +65,10 @@ def test_a_cancelled_acquire_leaves_nothing_queued(url: str, name: str) -> None:
             await event(lambda: _has_waiters(client, name))
             for wait in waits:
                 wait.cancel()
-            assert all(isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*waits, return_exceptions=True))
+            assert all(
+                isinstance(end, asyncio.CancelledError)
+                for end in await asyncio.gather(*waits, return_exceptions=True)
+            )
             await is_waited_for(client, name, 0)
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(lock(other, name).acquire(), 0.05)

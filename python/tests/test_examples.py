@@ -57,6 +57,7 @@ def test_the_examples_on_the_page_are_true(tmp_path: Path, monkeypatch: pytest.M
     assert len(blocks) > 5
     monkeypatch.setenv("PALISADE_URL", f"embedded://{tmp_path}/locks.db")
     names: Dict[str, Any] = {"__name__": "page", "DATABASE": variable("PALISADE_TEST_POSTGRES")}
+    names["SERVICE"] = variable("PALISADE_TEST_SERVICE")
     with psycopg.connect(variable("PALISADE_TEST_POSTGRES"), autocommit=True) as connection:
         connection.execute("DROP TABLE IF EXISTS orders")
         connection.execute("CREATE TABLE orders (id int PRIMARY KEY, total int NOT NULL)")

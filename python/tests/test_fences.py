@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.parse
 import uuid
-from typing import Any, Iterator
+from typing import Any, Iterator, Tuple
 
 import psycopg
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 import palisade
 import palisade.fence
@@ -52,31 +61,76 @@ def test_postgres_refuses_an_overtaken_holder(
     with postgres.under(connection, guard):
         connection.execute(f"INSERT INTO {table} VALUES (42, 5)")
     assert total(connection, table) == 5
-    # The same lock of a second client, after the first was paused, say.
-    locks.force_release(table, "for a test")
-    with locks.lock(table) as newer, psycopg.connect(variable("PALISADE_TEST_POSTGRES")) as second:
-        with pytest.raises(palisade.Lost):
-            with postgres.under(connection, guard):
-                pass
+    # A client with a newer token, of an engine that counts higher, has sealed it: nothing tells the first one.
+    with palisade.connect("memory:newer") as elsewhere, psycopg.connect(variable("PALISADE_TEST_POSTGRES")) as second:
+        elsewhere.raise_tokens(guard.token + 1000)
+        newer = elsewhere.lock(table).acquire()
         with postgres.under(second, newer):
             second.execute(f"UPDATE {table} SET total = total + 1")
-        token = newer.token
-
-        class Paused(palisade.LockGuard):
-            """A guard that has not noticed yet that it is lost."""
-
-            @property
-            def token(self) -> int:
-                return token - 1
-
-        paused = Paused(guard._native, guard.locks)
         with pytest.raises(palisade.fence.Stale, match="has sealed") as raised:
-            with postgres.transaction(connection, paused):
+            with postgres.transaction(connection, guard):
                 connection.execute(f"UPDATE {table} SET total = 0")
-        assert raised.value.overtaken_by == token
+        assert raised.value.overtaken_by == newer.token
         with pytest.raises(palisade.fence.Stale):
-            postgres.seal(connection, paused)
+            postgres.seal(connection, guard)
+    guard.release()
+    with pytest.raises(palisade.Lost):
+        with postgres.under(connection, guard):
+            pass
     assert total(connection, table) == 6
+
+
+WORKER = """
+import sys, palisade, palisade.fence, psycopg
+from palisade.fence import postgres
+locks, database, table = sys.argv[1:]
+client = palisade.connect(locks, ttl=1)
+guard = client.lock(table).acquire()
+token = guard.token
+connection = psycopg.connect(database, autocommit=True)
+postgres.seal(connection, guard)
+print("sealed", flush=True)
+sys.stdin.readline()
+try:
+    with postgres.transaction(connection, guard):
+        connection.execute(f"UPDATE {table} SET total = 0")
+    print("written")
+except palisade.Lost:
+    print("lost")
+# A program that does not ask its guard presents the token that it had.
+try:
+    with connection.transaction():
+        connection.execute("SELECT palisade_fence.admit(%s, %s)", (table, token))
+        connection.execute(f"UPDATE {table} SET total = 0")
+    print("written")
+except psycopg.Error as error:
+    print(error.sqlstate)
+"""
+
+
+def test_a_worker_that_was_paused_cannot_write(connection: psycopg.Connection[Any], table: str, url: str) -> None:
+    database = variable("PALISADE_TEST_POSTGRES")
+    command = [
+        sys.executable,
+        "-c",
+        WORKER.replace("client.lock(table)", "client.lock(table).dangerous_accept_failover()"),
+    ]
+    worker = subprocess.Popen(
+        [*command, url, database, table], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert worker.stdin is not None and worker.stdout is not None
+        assert worker.stdout.readline() == "sealed\n"
+        worker.send_signal(signal.SIGSTOP)
+        with palisade.connect(url) as client, client.lock(table).dangerous_accept_failover() as guard:
+            with postgres.under(connection, guard):
+                connection.execute(f"INSERT INTO {table} VALUES (42, 5)")
+        worker.send_signal(signal.SIGCONT)
+        assert worker.communicate("go on\n", timeout=60)[0].split() == ["lost", "PF001"]
+    finally:
+        worker.kill()
+        worker.wait()
+    assert total(connection, table) == 5
 
 
 def test_postgres_refuses_a_write_without_a_seal(
@@ -107,7 +161,9 @@ def test_postgres_rolls_back_a_failed_body(
     assert total(connection, table) == 1
 
 
-def test_only_an_exclusive_guard_seals(locks: palisade.Client, connection: psycopg.Connection[Any], table: str) -> None:
+def test_only_an_exclusive_guard_seals(
+    locks: palisade.Client, connection: psycopg.Connection[Any], table: str
+) -> None:
     with locks.rw_lock(table).read() as reader:
         with pytest.raises(palisade.Misuse, match="a ReadGuard cannot seal"):
             postgres.seal(connection, reader)  # type: ignore[arg-type]
@@ -155,24 +211,46 @@ def test_redis_settles_a_rejected_write(locks: palisade.Client, server: Any, nam
         assert order.write("INCR") == 2
 
 
-def test_redis_settles_a_write_whose_answer_was_lost(
-    locks: palisade.Client, server: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Proxy:
+    """A proxy in front of Redis. While `is_deaf`, it forwards commands, and closes the connection instead of answering."""
+
+    def __init__(self, address: Tuple[str, int]) -> None:
+        self.address = address
+        self.is_deaf = False
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self) -> None:
+        while True:
+            connection, _ = self.listener.accept()
+            threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
+
+    def serve(self, connection: socket.socket) -> None:
+        with connection, socket.create_connection(self.address) as server:
+            while True:
+                for ready in select.select([connection, server], [], [])[0]:
+                    data = ready.recv(65536)
+                    if not data or (ready is server and self.is_deaf):
+                        return
+                    (server if ready is connection else connection).sendall(data)
+
+
+def test_redis_settles_a_write_whose_answer_was_lost(locks: palisade.Client, server: Any, name: str) -> None:
+    address = urllib.parse.urlsplit(variable("PALISADE_TEST_REDIS"))
+    proxy = Proxy((str(address.hostname), int(address.port or 0)))
+    # Without retries of its own, which would bring the answer.
+    through = redis.Redis.from_url(proxy.url, decode_responses=True, retry=Retry(NoBackoff(), 0))
     with locks.lock(name) as guard:
-        order = redis_fence.under(server, guard)
-        call = server.fcall
-
-        def answer_is_lost(*arguments: Any) -> Any:
-            call(*arguments)
-            raise redis.ConnectionError("the answer is lost")
-
-        with monkeypatch.context() as broken:
-            broken.setattr(server, "fcall", answer_is_lost)
-            with pytest.raises(palisade.Unavailable) as raised:
-                order.write("INCR")
-            assert raised.value.may_have_taken_effect
+        order = redis_fence.under(through, guard)
+        proxy.is_deaf = True
+        with pytest.raises(palisade.Unavailable) as raised:
+            order.write("INCR")
+        assert raised.value.may_have_taken_effect
+        proxy.is_deaf = False
         with pytest.raises(palisade.Misuse, match="settle"):
             order.write("INCR")
         settled = order.settle()
         assert settled is not None and settled.is_applied and settled.outcome == 1
         assert order.write("INCR") == 2
+    through.close()

@@ -40,7 +40,9 @@ def test_a_held_lock_is_contended(client: palisade.Client, other: palisade.Clien
     granted.release()
 
 
-def test_a_waiter_gets_the_lock_from_another_thread(client: palisade.Client, other: palisade.Client, name: str) -> None:
+def test_a_waiter_gets_the_lock_from_another_thread(
+    client: palisade.Client, other: palisade.Client, name: str
+) -> None:
     guard = lock(client, name).acquire()
     tokens: queue.Queue[int] = queue.Queue()
 
@@ -218,7 +220,9 @@ def test_a_request_is_entered_once(client: palisade.Client, name: str) -> None:
         pass
 
 
-def test_a_detached_session_is_kept_by_another_client(client: palisade.Client, other: palisade.Client, name: str) -> None:
+def test_a_detached_session_is_kept_by_another_client(
+    client: palisade.Client, other: palisade.Client, name: str
+) -> None:
     guard = lock(client, name).acquire()
     token = guard.token
     session = other.detached_session(client.detach())

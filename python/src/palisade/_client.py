@@ -5,7 +5,19 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Callable, Generic, Iterable, Iterator, List, Optional, Type, TypeVar, Union, overload
+from typing import (
+    TYPE_CHECKING,
+    Callable,
+    Generic,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Type,
+    TypeVar,
+    Union,
+    overload,
+)
 
 from palisade import _native
 from palisade._shared import BaseGuard, BaseRequest, Exclusive, Value, Wanted, WithToken, as_bytes, url_or_default

@@ -41,7 +41,9 @@ class Wanted:
     @classmethod
     def locks(cls, names: Iterable[str]) -> Wanted:
         if isinstance(names, str):
-            raise Misuse(f"lock_all takes several names; for one write lock({names!r})", operation="acquire", lock=names)
+            raise Misuse(
+                f"lock_all takes several names; for one write lock({names!r})", operation="acquire", lock=names
+            )
         return cls("lock", tuple(names))
 
 

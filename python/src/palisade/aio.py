@@ -261,7 +261,12 @@ class Request(BaseRequest, Generic[G]):
                 await asyncio.wait({working, losing})
             loss = losing.result()
             lock = ", ".join(guard.locks)
-            raise Lost(f"cannot finish the work under '{lock}': {loss}", operation="finish the work under", lock=lock, loss=loss)
+            raise Lost(
+                f"cannot finish the work under '{lock}': {loss}",
+                operation="finish the work under",
+                lock=lock,
+                loss=loss,
+            )
 
     def _made(self, native: Optional[_native.Guard]) -> Union[G, Contended]:
         if native is None:

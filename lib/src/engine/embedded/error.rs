@@ -37,6 +37,12 @@ const ACCEPTED: &str = "say embedded:///path/locks.db or embedded:path/locks.db"
 pub(super) enum StoreError {
     #[error("HOME does not say where the default file is; say embedded:///path/locks.db")]
     NoHome,
+    #[error(
+        "process {parent} had a database open when it forked this process, so SQLite cannot lock {} here: connect only after \
+         forking, and in the parent not before, or start this process with exec",
+        .file.display()
+    )]
+    Forked { file: PathBuf, parent: u32 },
     #[error("{} does not exist: create it (mkdir -p)", .0.display())]
     NoDirectory(PathBuf),
     #[error("{} is not a directory, so no file can be in it; give another path", .0.display())]

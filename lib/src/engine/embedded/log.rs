@@ -17,6 +17,7 @@ use super::database_lock::DatabaseLock;
 use super::error::StoreError;
 use super::lease::live_owners;
 use super::log_lock::LogLock;
+use super::open_count::OpenCount;
 use super::paths::{Inode, Paths, inode_of};
 
 /// "PLSD": distinguishes our files from those of other programs.
@@ -87,6 +88,7 @@ pub(super) struct Log {
     connection: Connection,
     /// Declared after the connection, which must be closed first.
     database_lock: RefCell<DatabaseLock>,
+    _open_count: OpenCount,
     paths: Paths,
     access: Access,
     /// The file of the log's lock, which holds the binding.
@@ -158,6 +160,7 @@ impl Log {
     /// Opens the log's lock. Creates its file, unless the database belongs to another program or is in use under
     /// another name: then nothing is created.
     pub(super) fn open_lock(paths: &Paths) -> Result<LogLock, StoreError> {
+        OpenCount::check(&paths.file)?;
         LogLock::open(paths, || check_existing(paths))
     }
 
@@ -200,6 +203,7 @@ impl Log {
             }
             _ => {}
         }
+        let open_count = OpenCount::add(file)?;
         let connection = connect(file)?;
         identify(&connection, file)?;
         if connection.is_readonly("main").map_err(|error| StoreError::sqlite(file, error))? {
@@ -207,6 +211,7 @@ impl Log {
         }
         Ok(Log {
             connection,
+            _open_count: open_count,
             database_lock: RefCell::new(database_lock),
             access: Access::of_file(&found),
             paths: paths.clone(),

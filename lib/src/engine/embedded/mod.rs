@@ -14,6 +14,7 @@ mod expiry;
 mod lease;
 mod log;
 mod log_lock;
+mod open_count;
 mod paths;
 #[cfg(target_os = "linux")]
 mod readable;
