@@ -59,10 +59,8 @@ pub(crate) fn in_json(watched: &Watched) -> Option<Value> {
             json!({ "kind": "published", "token": token, "value": value.as_bytes() })
         }
         Event::Resized { limit, .. } => json!({ "kind": "resized", "permits": limit }),
-        Event::SessionOpened { .. }
-        | Event::SessionEnded { .. }
-        | Event::TokensRaised { .. }
-        | Event::Configured { .. } => return None,
+        // An event about sessions or settings.
+        _ => return None,
     };
     json["locks"] = locks.into();
     Some(json)

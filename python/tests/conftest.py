@@ -5,7 +5,11 @@ from __future__ import annotations
 import faulthandler
 import itertools
 import os
+import select
+import socket
+import threading
 import time
+import urllib.parse
 from pathlib import Path
 from typing import Callable, Iterator, TypeVar
 
@@ -92,3 +96,32 @@ def held(client: palisade.Client, name: str) -> int:
     """How many grants a lock has."""
     lock = client.inspect(name)
     return 0 if lock is None else len(lock.holders)
+
+
+class Proxy:
+    """A proxy in front of a server. While `is_deaf`, it forwards requests, and closes the connection instead of answering."""
+
+    def __init__(self, url: str) -> None:
+        target = urllib.parse.urlsplit(url)
+        self.address = (str(target.hostname), int(target.port or 0))
+        self.is_deaf = False
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"{target.scheme}://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self) -> None:
+        while True:
+            connection, _ = self.listener.accept()
+            threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
+
+    def serve(self, connection: socket.socket) -> None:
+        with connection, socket.create_connection(self.address) as server:
+            while True:
+                for ready in select.select([connection, server], [], [])[0]:
+                    try:
+                        data = ready.recv(65536)
+                        if not data or (ready is server and self.is_deaf):
+                            return
+                        (server if ready is connection else connection).sendall(data)
+                    except ConnectionError:
+                        return

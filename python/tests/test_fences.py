@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import select
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import urllib.parse
 import uuid
-from typing import Any, Iterator, Tuple
+from typing import Any, Iterator
 
 import psycopg
 import pytest
@@ -20,7 +16,7 @@ from redis.retry import Retry
 
 import palisade
 import palisade.fence
-from conftest import variable
+from conftest import Proxy, variable
 from palisade.fence import postgres
 from palisade.fence import redis as redis_fence
 
@@ -211,34 +207,8 @@ def test_redis_settles_a_rejected_write(locks: palisade.Client, server: Any, nam
         assert order.write("INCR") == 2
 
 
-class Proxy:
-    """A proxy in front of Redis. While `is_deaf`, it forwards commands, and closes the connection instead of answering."""
-
-    def __init__(self, address: Tuple[str, int]) -> None:
-        self.address = address
-        self.is_deaf = False
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self.listener.getsockname()[1]}"
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self) -> None:
-        while True:
-            connection, _ = self.listener.accept()
-            threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
-
-    def serve(self, connection: socket.socket) -> None:
-        with connection, socket.create_connection(self.address) as server:
-            while True:
-                for ready in select.select([connection, server], [], [])[0]:
-                    data = ready.recv(65536)
-                    if not data or (ready is server and self.is_deaf):
-                        return
-                    (server if ready is connection else connection).sendall(data)
-
-
 def test_redis_settles_a_write_whose_answer_was_lost(locks: palisade.Client, server: Any, name: str) -> None:
-    address = urllib.parse.urlsplit(variable("PALISADE_TEST_REDIS"))
-    proxy = Proxy((str(address.hostname), int(address.port or 0)))
+    proxy = Proxy(variable("PALISADE_TEST_REDIS"))
     # Without retries of its own, which would bring the answer.
     through = redis.Redis.from_url(proxy.url, decode_responses=True, retry=Retry(NoBackoff(), 0))
     with locks.lock(name) as guard:

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 import palisade
-from conftest import held, until, waiting
+from conftest import Proxy, held, until, variable, waiting
 from palisade import Contended
 
 
@@ -270,8 +270,6 @@ def test_a_wrong_call_is_misuse(client: palisade.Client) -> None:
 
 
 def test_redis_refuses_correctness_locks_by_default() -> None:
-    from conftest import variable
-
     with palisade.connect(variable("PALISADE_TEST_REDIS")) as client:
         assert client.guarantees.level == "healthy-only"
         with pytest.raises(palisade.Unsupported, match="dangerous_accept_failover"):
@@ -294,8 +292,6 @@ def test_an_unreachable_service_is_unavailable() -> None:
 
 
 def test_the_service_signs_tokens(name: str) -> None:
-    from conftest import variable
-
     with palisade.connect(variable("PALISADE_TEST_SERVICE")) as client:
         with client.lock(name) as guard:
             assert guard.signed_token().count(".") == 2
@@ -303,3 +299,37 @@ def test_the_service_signs_tokens(name: str) -> None:
             with pytest.raises(palisade.Misuse):
                 both.signed_token()
             assert both.signed_token(f"{name}/a").count(".") == 2
+
+
+def test_a_lock_whose_service_is_out_of_reach_is_in_jeopardy_and_then_lost(name: str) -> None:
+    proxy = Proxy(variable("PALISADE_TEST_SERVICE"))
+    losses: queue.Queue[palisade.Loss] = queue.Queue()
+    client = palisade.connect(proxy.url, ttl=3)
+    guard = client.lock(name).acquire()
+    guard.on_lost(losses.put)
+    proxy.is_deaf = True
+    standing = guard.jeopardy()
+    assert standing is not None and standing.state == "jeopardy" and guard.token > 0
+    with pytest.raises(palisade.Unavailable, match="wait for a renewal"):
+        guard.ensure(3)
+    loss = guard.lost()
+    assert loss is not None and loss.kind == "unreachable"
+    assert losses.get(timeout=60) == loss
+    with pytest.raises(palisade.Lost, match="could not be reached to keep its session alive"):
+        guard.token
+    client.close()
+
+
+def test_an_outage_says_whether_it_may_have_taken_effect(name: str) -> None:
+    proxy = Proxy(variable("PALISADE_TEST_SERVICE"))
+    with palisade.connect(proxy.url, ttl=60) as client, palisade.connect(variable("PALISADE_TEST_SERVICE")) as direct:
+        guard = direct.lock(name).acquire()
+        proxy.is_deaf = True
+        with pytest.raises(palisade.Unavailable) as raised:
+            client.force_release(name, "for a test", token=guard.token)
+        assert raised.value.may_have_taken_effect and raised.value.is_retryable
+        assert "(it may have taken effect)" in str(raised.value)
+        # It has.
+        loss = guard.lost()
+        assert loss is not None and loss.kind == "forced"
+        proxy.is_deaf = False
