@@ -104,7 +104,7 @@ pub enum Command {
     /// Give the grants that hold these locks another TTL, if each of the locks is held with the secret. Answered with
     /// [`Answer::Matched`](crate::Answer::Matched).
     ExtendHeld {
-        /// The locks.
+        /// The locks: all locks of each grant.
         locks: LockNames,
         /// The secret of the grants.
         secret: Secret,

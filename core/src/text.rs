@@ -162,8 +162,8 @@ impl Value {
     }
 }
 
-/// The secret of a grant, which its holder has chosen: any bytes within the machine's limit for values. Whoever knows it
-/// can do what the holder can. It is never printed.
+/// The secret of a grant, which its holder has chosen: any bytes within the machine's limit for values. A client that knows
+/// it can do what the holder can. It is never printed.
 ///
 /// ```
 /// use palisade_core::Secret;

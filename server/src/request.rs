@@ -84,7 +84,9 @@ pub enum Request {
 pub enum Extension {
     /// For this time from now on.
     For(Ttl),
-    /// For this time beyond the time that is left, in milliseconds.
+    /// For this time from now on, unless it does not end.
+    Replace(Ttl),
+    /// For this time beyond the time that is left, in milliseconds, unless it does not end.
     Add(u64),
 }
 
@@ -96,7 +98,7 @@ impl Request {
             self,
             Request::DropHeld { .. }
                 | Request::ExpireHeld { .. }
-                | Request::ExtendHeld { time: Extension::Add(_), .. }
+                | Request::ExtendHeld { time: Extension::Add(_) | Extension::Replace(_), .. }
                 | Request::Query(Query::Held { .. })
         )
     }
@@ -126,9 +128,10 @@ pub enum Query {
         token: Token,
         session: Option<SessionId>,
     },
-    /// Asks how each of these locks is held.
+    /// Asks how each of these locks is held, perhaps with this secret.
     Held {
         locks: LockNames,
+        secret: Option<Secret>,
     },
 }
 

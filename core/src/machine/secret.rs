@@ -33,6 +33,7 @@ impl Machine {
     ) -> Result<Answer, Refusal> {
         self.check_ttl(ttl)?;
         let mut matching = self.matching(locks, secret)?;
+        self.check_whole(&matching, locks)?;
         if matching.locks as usize == locks.len() {
             for claim in &matching.claims {
                 self.change_ttl(*claim, ttl, events);
@@ -50,17 +51,22 @@ impl Machine {
         events: &mut Events,
     ) -> Result<Answer, Refusal> {
         let matching = self.matching(locks, secret)?;
-        for claim in &matching.claims {
-            if let Some(lock) = self.locks_of(*claim).into_iter().find(|lock| !locks.contains(lock)) {
-                return Err(Refusal::PartOfGrant { lock });
-            }
-        }
+        self.check_whole(&matching, locks)?;
         let mut touched = Touched::new();
         for claim in &matching.claims {
             self.end_grant(*claim, Ending::Released, &mut touched, events);
         }
         self.grant_waiters(touched, events);
         Ok(matching.answer())
+    }
+
+    /// Checks that the command names every lock of the grants that it has found.
+    fn check_whole(&self, matching: &Matching, named: &[LockName]) -> Result<(), Refusal> {
+        let held = matching.claims.iter().flat_map(|claim| self.locks_of(*claim));
+        match held.into_iter().find(|lock| !named.contains(lock)) {
+            Some(lock) => Err(Refusal::PartOfGrant { lock }),
+            None => Ok(()),
+        }
     }
 
     /// Gives the grant that holds exactly these locks with this secret another TTL, and returns its token.

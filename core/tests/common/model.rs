@@ -331,9 +331,20 @@ impl Model {
         Ok((found, others))
     }
 
+    /// Every lock of the grants must be named.
+    fn check_whole(&self, found: &[Option<usize>], locks: &[LockName]) -> Result<(), Refusal> {
+        for at in found.iter().flatten() {
+            if let Some(lock) = self.claims[*at].names().into_iter().find(|name| !locks.contains(name)) {
+                return Err(Refusal::PartOfGrant { lock });
+            }
+        }
+        Ok(())
+    }
+
     fn extend(&mut self, locks: &[LockName], secret: &Secret, ttl: Ttl, events: &mut Vec<Event>) -> Outcome {
         self.check_ttl(ttl)?;
         let (found, others) = self.with_secret(locks, secret)?;
+        self.check_whole(&found, locks)?;
         if found.contains(&None) {
             return Ok(Answer::Matched { locks: 0, others });
         }
@@ -354,12 +365,8 @@ impl Model {
         events: &mut Vec<Event>,
     ) -> Outcome {
         let (found, others) = self.with_secret(locks, secret)?;
+        self.check_whole(&found, locks)?;
         let found: Vec<usize> = found.into_iter().flatten().collect();
-        for at in &found {
-            if let Some(lock) = self.claims[*at].names().into_iter().find(|name| !locks.contains(name)) {
-                return Err(Refusal::PartOfGrant { lock });
-            }
-        }
         let tokens: Vec<_> = found.iter().map(|at| self.claims[*at].token()).collect();
         for token in &tokens {
             if let Some(at) = self.claims.iter().position(|claim| claim.token() == *token) {

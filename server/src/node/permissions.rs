@@ -100,16 +100,10 @@ fn check_rights(user: &User, request: &Request, machine: &Machine) -> Result<(),
         }
         Request::ReleaseHeld { locks, .. }
         | Request::ExtendHeld { locks, .. }
-        | Request::Query(Query::Held { locks }) => {
+        | Request::Query(Query::Held { locks, .. }) => {
             locks.iter().try_for_each(|lock| check_lock(user, Verb::Acquire, lock))
         }
-        Request::DropHeld { lock } | Request::ExpireHeld { lock, .. } => {
-            check_lock(user, Verb::Acquire, lock)?;
-            match machine.held_with_secret(lock) {
-                Ok(Some((session, _, _))) => check_session(user, session, machine, false),
-                _ => Ok(()),
-            }
-        }
+        Request::DropHeld { lock } | Request::ExpireHeld { lock, .. } => check_lock(user, Verb::Acquire, lock),
         Request::Query(Query::Lock { lock, .. } | Query::Leader { lock }) => check_lock(user, Verb::Observe, lock),
         Request::Query(Query::Locks { .. }) | Request::Watch { .. } => check_any_lock(user, Verb::Observe),
         Request::Break { lock, .. } => check_lock(user, Verb::Break, lock),
@@ -182,7 +176,7 @@ fn early_refusal(request: &Request, limits: &Limits) -> Option<Refusal> {
         Request::ReleaseHeld { locks, secret } | Request::ExtendHeld { locks, secret, .. } => {
             over(Limit::LocksPerRequest, locks.len()).or_else(|| over(Limit::ValueBytes, secret.as_bytes().len()))
         }
-        Request::Query(Query::Held { locks }) => over(Limit::LocksPerRequest, locks.len()),
+        Request::Query(Query::Held { locks, .. }) => over(Limit::LocksPerRequest, locks.len()),
         _ => None,
     }
 }

@@ -83,8 +83,9 @@ impl Node {
                 let claims = self.claims(lock, token, session);
                 (claims.map(|claims| Response::Claims(Box::new(claims))), 1)
             }
-            Query::Held { locks } => {
-                let held: Vec<_> = locks.iter().map(|lock| self.held_report(connection, lock)).collect();
+            Query::Held { locks, secret } => {
+                let report = |lock| self.held_report(connection, lock, secret.as_ref());
+                let held: Vec<_> = locks.iter().map(report).collect();
                 (Ok(Response::Held(held)), locks.len())
             }
         }

@@ -82,6 +82,10 @@ impl Sessions {
         self.deadlines.get(session)
     }
 
+    pub(super) fn delay_end(&self, token: Token) -> Option<Moment> {
+        self.delays.get(token)
+    }
+
     pub(super) fn withhold(&mut self, token: Token, lock: LockName, delay: Delay, now: Moment) {
         self.delays.set(token, now + Duration::from_millis(delay.as_ms()));
         self.withheld.insert(token, lock);

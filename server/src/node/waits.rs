@@ -197,6 +197,7 @@ impl Node {
                 }
                 let (session, label) = (self.sessions.draw_id(), self.clients.label(id.connection, None));
                 let (secret, renews, acquire) = (request.secret.clone(), request.renews, acquire(&request, session));
+                let ttl = if secret.is_some() { self.at_least_shortest(ttl) } else { ttl };
                 (session, Command::OpenAndAcquire(OpenAndAcquire { ttl, label, secret, renews, acquire }))
             }
         };

@@ -128,3 +128,19 @@ fn locks_of_redis_clients_survive_killed_leaders() {
     is_over.store(true, Ordering::Relaxed);
     workers.into_iter().for_each(|worker| worker.join().unwrap());
 }
+
+/// A read waits until a majority has confirmed the leader. The commands behind it wait too.
+#[test]
+fn a_command_does_not_see_what_those_behind_it_do() {
+    let (cluster, _folder) = cluster();
+    let at = check(BOUND, leader(&cluster));
+    let mut client = Client { addresses: vec![cluster.address(at)], next: 0, connection: None };
+    client.ask_until_answered(&["PING"]);
+    let mut connection = client.connection.take().unwrap();
+    for _ in 0..50 {
+        let mut pipeline = redis::pipe();
+        pipeline.cmd("GET").arg("a").cmd("SET").arg("a").arg("x").arg("NX").cmd("GET").arg("a").cmd("DEL").arg("a");
+        let replies: Vec<Value> = pipeline.query(&mut connection).unwrap();
+        assert_eq!(replies, [Value::Nil, Value::Okay, Value::BulkString(b"x".to_vec()), Value::Int(1)]);
+    }
+}

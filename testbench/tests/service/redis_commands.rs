@@ -1,7 +1,7 @@
 //! The commands of Redis that lock libraries use, sent by a client of Redis.
 
-use std::io::Write;
-use std::net::TcpStream;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
 use std::thread;
 use std::time::Duration;
 
@@ -34,6 +34,22 @@ fn ask(connection: &mut Connection, command: &str) -> Result<Value, RedisError> 
 #[track_caller]
 fn assert_reply(connection: &mut Connection, command: &str, expected: Value) {
     assert_eq!(ask(connection, command).expect(command), expected, "{command}");
+}
+
+fn stream(fixture: &Fixture) -> TcpStream {
+    let stream = TcpStream::connect(fixture.service.address).expect("it listens");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a bound");
+    stream
+}
+
+/// Returns the bytes of commands of words without spaces.
+fn packed(commands: &[&str]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for command in commands {
+        let words: Vec<&str> = command.split(' ').collect();
+        bytes.extend(cmd(words[0]).arg(&words[1..]).get_packed_command());
+    }
+    bytes
 }
 
 fn run(connection: &mut Connection, script: &str, keys: &[&str], arguments: &[&str]) -> Value {
@@ -229,7 +245,6 @@ fn everything_that_does_not_lock_is_refused_and_changes_nothing() {
         "SET a x NX GET",
         "SET a x NX PX 0",
         "SET a x NX PX -1",
-        "SET a x NX PX 50",
         "SET a x NX PX 1000 EX 1",
         "SET a x NX XX",
         "SET a x XX",
@@ -259,18 +274,32 @@ fn everything_that_does_not_lock_is_refused_and_changes_nothing() {
 fn a_value_is_the_secret_of_its_user() {
     let folder = tempfile::tempdir().expect("a folder");
     let (ann, bob) = (Login::new("ann", "acquire", "jobs/"), Login::new("bob", "acquire", "jobs/"));
-    let (name, value) = credentials::users(&[&ann, &bob]);
+    let eve = Login::new("eve", "observe", "jobs/");
+    let (name, value) = credentials::users(&[&ann, &bob, &eve]);
     let fixture = Fixture::with_variables(folder, &[(name, value.as_str())]);
     let of = |login: &Login| {
         let url = format!("redis://{}:{}@{}", login.name(), login.secret(), fixture.service.address);
         redis::Client::open(url).expect("an address").get_connection().expect("it listens")
     };
-    let (mut ann, mut bob) = (of(&ann), of(&bob));
+    let (mut ann, mut bob, mut eve) = (of(&ann), of(&bob), of(&eve));
+    for name in ["EVAL", "SCRIPT"] {
+        let mut command = cmd(name);
+        if name == "SCRIPT" {
+            command.arg("LOAD").arg(RELEASE)
+        } else {
+            command.arg(RELEASE).arg(1).arg("jobs/1").arg("x")
+        };
+        assert_eq!(command.query::<Value>(&mut eve).expect_err("she may take nothing").code(), Some("DENIED"));
+    }
     assert_reply(&mut ann, "SET jobs/1 7f3a NX PX 60000", Value::Okay);
     assert_reply(&mut ann, "GET jobs/1", text("7f3a"));
     assert_reply(&mut bob, "GET jobs/1", text(""));
     assert_reply(&mut bob, "LOCK TOKEN jobs/1 7f3b", Value::Nil);
-    for command in ["DEL jobs/1", "PEXPIRE jobs/1 1000", "SET other/1 x NX PX 1000", "GET other/1", "DEL other/1"] {
+    assert_reply(&mut bob, "DEL jobs/1", Value::Int(0));
+    assert_reply(&mut bob, "PEXPIRE jobs/1 1000", Value::Int(0));
+    // Whoever knows the value can use it.
+    assert_eq!(number(&mut bob, "LOCK TOKEN jobs/1 7f3a"), number(&mut ann, "LOCK TOKEN jobs/1 7f3a"));
+    for command in ["SET other/1 x NX PX 1000", "GET other/1", "DEL other/1"] {
         let error = ask(&mut bob, command).expect_err(command);
         assert_eq!(error.code(), Some("DENIED"), "{command}: {error}");
     }
@@ -284,16 +313,9 @@ fn a_command_behind_an_acquire_that_waits_is_carried_out_after_it() {
     let fixture = Fixture::new();
     let mut one = connection(&fixture);
     assert_reply(&mut one, "SET a x NX PX 60000", Value::Okay);
-    let mut two = TcpStream::connect(fixture.service.address).expect("it listens");
-    two.set_read_timeout(Some(Duration::from_secs(60))).expect("a bound");
-    let mut commands = Vec::new();
-    for command in ["LOCK ACQUIRE b TTL 60000 WAIT 30000", "LOCK ACQUIRE a TTL 60000 WAIT 30000", "SET c x NX"] {
-        let words: Vec<&str> = command.split(' ').collect();
-        let mut packed = cmd(words[0]);
-        packed.arg(&words[1..]);
-        commands.extend(packed.get_packed_command());
-    }
-    two.write_all(&commands).expect("it listens");
+    let mut two = stream(&fixture);
+    let wanted = ["LOCK ACQUIRE b TTL 60000 WAIT 30000", "LOCK ACQUIRE a TTL 60000 WAIT 30000", "SET c x NX"];
+    two.write_all(&packed(&wanted)).expect("it listens");
     let mut replies = Parser::new();
     let mut next = || replies.parse_value(&mut two).expect("a reply");
     assert_eq!(field(&next(), "token"), 2, "b is free, and its reply does not wait for a's");
@@ -329,4 +351,84 @@ fn a_script_announces_its_release() {
     }
     drop(listener);
     assert_reply(&mut two, "EXISTS locks:a", Value::Int(0));
+}
+
+/// Commands behind a wait that is given up are not carried out: the client would take their replies for those of others.
+#[test]
+fn nothing_is_carried_out_behind_a_wait_that_was_given_up() {
+    let fixture = Fixture::new();
+    let mut one = connection(&fixture);
+    assert_reply(&mut one, "SET a x NX PX 60000", Value::Okay);
+    let wait = "LOCK ACQUIRE a TTL 60000 WAIT 60000";
+
+    // More came behind it than the service keeps.
+    let mut two = stream(&fixture);
+    two.write_all(&packed(&[wait])).expect("it listens");
+    block_until("it waits", || field(&ask(&mut one, "LOCK SHOW a").expect("it is held"), "waiter_count") == 1);
+    let commands: Vec<String> = (0..80).map(|number| format!("SET k{number} {} NX", "v".repeat(4000))).collect();
+    two.write_all(&packed(&commands.iter().map(String::as_str).collect::<Vec<_>>())).expect("it listens");
+    let mut replies = Vec::new();
+    two.read_to_end(&mut replies).expect("it is closed");
+    let replies = String::from_utf8(replies).expect("text");
+    assert!(replies.starts_with("$-1\r\n-LIMIT more than ") && replies.lines().count() == 2, "{replies}");
+    assert_reply(&mut one, "EXISTS k0 k1", Value::Int(0));
+
+    // The client closes its side.
+    let mut two = stream(&fixture);
+    two.write_all(&packed(&[wait, "SET b x NX", "DEL a"])).expect("it listens");
+    block_until("it waits", || field(&ask(&mut one, "LOCK SHOW a").expect("it is held"), "waiter_count") == 1);
+    two.shutdown(Shutdown::Write).expect("it is open");
+    let mut replies = Vec::new();
+    two.read_to_end(&mut replies).expect("it is closed");
+    assert_eq!(String::from_utf8(replies).expect("text"), "$-1\r\n");
+    assert_reply(&mut one, "EXISTS a b", Value::Int(1));
+}
+
+/// A client that was paused until its lock expired does not delete the lock of a client on another host.
+#[test]
+fn a_lock_is_deleted_by_its_name_only_from_the_host_that_took_it() {
+    let fixture = Fixture::new();
+    let mut one = connection(&fixture);
+    assert_reply(&mut one, "SET a x NX PX 60000", Value::Okay);
+    let mut elsewhere = palisade_testbench::bounded::check(Duration::from_secs(60), async {
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket.bind(([127, 0, 0, 2], 0).into()).expect("an address of this machine");
+        socket.connect(fixture.service.address).await.expect("it listens").into_std().expect("a socket")
+    });
+    elsewhere.set_nonblocking(false).expect("a socket");
+    let commands = packed(&["DEL a", "PEXPIRE a 100", "UNLINK a", "DELEX a IFEQ x"]);
+    elsewhere.write_all(&commands).expect("it listens");
+    let mut replies = Parser::new();
+    for expected in [0, 0, 0, 1] {
+        assert_eq!(replies.parse_value(&mut elsewhere).expect("a reply"), Value::Int(expected));
+    }
+}
+
+#[test]
+fn odd_times_scripts_and_versions_are_harmless() {
+    let fixture = Fixture::new();
+    let mut client = connection(&fixture);
+    // A time below the shortest one counts as the shortest.
+    assert_reply(&mut client, "SET a x NX PX 1", Value::Okay);
+    block_until("it expires", || ask(&mut client, "GET a").expect("an answer") == Value::Nil);
+    assert_reply(&mut client, "SET a x NX", Value::Okay);
+    // The script of redis-py extends no lock without a time.
+    let extend = "local token = redis.call('get', KEYS[1]) if not token or token ~= ARGV[1] then return 0 end
+        local expiration = redis.call('pttl', KEYS[1]) if not expiration then expiration = 0 end
+        if expiration < 0 then return 0 end
+        local newttl = ARGV[2] if ARGV[3] == \"0\" then newttl = ARGV[2] + expiration end
+        redis.call('pexpire', KEYS[1], newttl) return 1";
+    for replaces in ["0", "1"] {
+        assert_eq!(run(&mut client, extend, &["a"], &["x", "1000", replaces]), Value::Int(0));
+    }
+    // All of this is a comment.
+    let comment = format!("--[[ \n{RELEASE}\n --]]");
+    assert!(cmd("EVAL").arg(comment).arg(1).arg("a").arg("x").query::<Value>(&mut client).is_err());
+    assert_reply(&mut client, "EXISTS a", Value::Int(1));
+    // A reply has the form that was agreed on when its command was sent.
+    let mut two = stream(&fixture);
+    two.write_all(&packed(&["LOCK ACQUIRE a TTL 1000", "HELLO 3", "QUIT"])).expect("it listens");
+    let mut replies = Vec::new();
+    two.read_to_end(&mut replies).expect("it is closed");
+    assert!(replies.starts_with(b"$-1\r\n%"), "{}", String::from_utf8_lossy(&replies));
 }

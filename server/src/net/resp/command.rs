@@ -255,9 +255,14 @@ pub(super) fn bad(what: &'static str, word: &[u8], why: impl Into<String>) -> Ba
 }
 
 impl Command {
-    /// Returns whether the node looks at its state for this command, so that those before it must be answered first.
-    pub(super) fn reads_state(&self) -> bool {
-        matches!(self, Command::Keyed(request, _) if request.reads_state())
+    /// Returns whether those before it must be answered first: the node looks at its state for this command, or the command
+    /// changes how replies are written.
+    pub(super) fn needs_earlier_replies(&self) -> bool {
+        match self {
+            Command::Keyed(request, _) => request.reads_state(),
+            Command::Hello { .. } | Command::Detail { .. } => true,
+            _ => false,
+        }
     }
 
     /// Parses the words of a command.

@@ -40,6 +40,8 @@ pub(super) struct Connection {
     blocked_on: Option<u64>,
     /// Whether the next command has to wait until those before it are answered.
     is_holding: bool,
+    /// The last command that reads how a lock is held. It must not see what the commands behind it do.
+    reading: Option<u64>,
     /// Whether the node knows that the client does not wait for it any more.
     is_abandoned: bool,
     /// Whether the client has sent a complete command.
@@ -100,6 +102,7 @@ impl Connection {
             has_ended: Cell::new(false),
             blocked_on: None,
             is_holding: false,
+            reading: None,
             is_abandoned: false,
             has_sent_command: Cell::new(false),
             partial_since: Cell::new(None),
@@ -272,10 +275,11 @@ impl Connection {
     async fn carry_out(&mut self) -> bool {
         let mut at = 0;
         self.is_holding = false;
-        while !self.is_over && !self.is_blocked() && !self.writer.is_closed() && self.may_carry_out() {
+        // The end of a wait may end the connection, so that is looked at first.
+        while !self.is_blocked() && !self.is_over && !self.writer.is_closed() && self.may_carry_out() {
             let before = at;
             match self.next_command(&mut at) {
-                Next::Command(command) if command.reads_state() && self.writer.unanswered() > 0 => {
+                Next::Command(command) if self.must_hold(&command) => {
                     (at, self.is_holding) = (before, true);
                     break;
                 }
@@ -294,11 +298,18 @@ impl Connection {
         self.may_carry_out()
     }
 
+    /// Returns whether a command must wait for the replies to those before it.
+    fn must_hold(&self, command: &Command) -> bool {
+        let is_reading = self.reading.is_some_and(|number| !self.writer.is_answered(number));
+        is_reading || (command.needs_earlier_replies() && self.writer.unanswered() > 0)
+    }
+
     /// Returns whether an acquire must be answered first.
     fn is_blocked(&mut self) -> bool {
         if self.blocked_on.is_some_and(|number| self.writer.is_answered(number)) {
             self.blocked_on = None;
-            self.is_over |= self.is_abandoned && !self.has_ended.get();
+            // The commands behind a wait that was given up are not carried out.
+            self.is_over |= self.is_abandoned;
             self.is_abandoned = false;
         }
         self.blocked_on.is_some()
@@ -336,10 +347,18 @@ impl Connection {
         }
     }
 
+    /// Returns whether the client has the right to take any lock.
+    fn may_take_somewhere(&self) -> bool {
+        self.writer.principal().user().is_none_or(|user| user.may_somewhere(Verb::Acquire))
+    }
+
     /// Turns the call of a script into the request that it stands for.
     fn evaluate(&self, call: &Call) -> Next {
         if !self.writer.is_authenticated() {
             return Next::Refused(no_auth());
+        }
+        if !self.may_take_somewhere() {
+            return Next::Refused(no_scripts());
         }
         let mut sent = self.server.scripts.borrow_mut();
         let found = match &call.by {
@@ -384,11 +403,15 @@ impl Connection {
         let reply = match command {
             Command::Request(request) => return self.request(number, request),
             Command::Keyed(request, form) => {
+                if matches!(request, Request::Query(_)) {
+                    self.reading = Some(number);
+                }
                 self.writer.set_form(number, form);
                 return self.request(number, request);
             }
             // It was turned into a request when it was read.
             Command::Eval(_) => Reply::Nil,
+            Command::LoadScript(_) if !self.may_take_somewhere() => no_scripts(),
             Command::LoadScript(text) => match scripts::find(&text) {
                 Some(script) => Reply::text(self.server.scripts.borrow_mut().add(&text, script)),
                 None => unknown_script(),
@@ -401,9 +424,9 @@ impl Connection {
                 Reply::Several(self.server.channels.borrow_mut().unsubscribe(self.id, is_pattern, names))
             }
             Command::FindScripts(digests) => {
-                let known = self.server.scripts.borrow();
-                let is_known = |digest: &Vec<u8>| Reply::Number(known.get(digest).is_some().into());
-                Reply::Array(digests.iter().map(is_known).collect())
+                let mut known = self.server.scripts.borrow_mut();
+                let mut is_known = |digest: &Vec<u8>| Reply::Number(known.get(digest).is_some().into());
+                Reply::Array(digests.iter().map(&mut is_known).collect())
             }
             Command::Cluster(request) => self.administer(request).await,
             Command::Auth { user, secret } => {
@@ -497,6 +520,10 @@ impl Connection {
         let may_see_counts = principal.user().is_none_or(|user| user.may_somewhere(Verb::Observe));
         Reply::text(info::text(may_see_counts.then(|| self.server.report()).as_ref()))
     }
+}
+
+fn no_scripts() -> Reply {
+    Reply::Error("DENIED", "scripts take locks, and this user has no right to 'acquire' any lock".to_owned())
 }
 
 fn unknown_script() -> Reply {

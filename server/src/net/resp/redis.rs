@@ -33,19 +33,20 @@ pub(super) fn parse(reader: &mut Reader<'_>) -> Result<Command, BadRequest> {
     let one_or_zero = |locks| Form::done_or(Word::Number(1), Word::Number(0), locks);
     let (request, form) = match reader.command {
         "SET" => set(reader)?,
-        "GET" => {
-            (held([reader.lock()?]), Form::Held { secret: None, shown: Shown::Secret, missing: missing(Word::Nil) })
-        }
+        "GET" => (
+            held([reader.lock()?], None),
+            Form::Held { secret: None, shown: Shown::Secret, missing: missing(Word::Nil) },
+        ),
         "EXISTS" => {
             let mut locks = LockNames::from([reader.lock()?]);
             while !reader.words.is_empty() {
                 locks.push(reader.lock()?);
             }
-            (held(locks), Form::Held { secret: None, shown: Shown::Count, missing: missing(Word::Nil) })
+            (held(locks, None), Form::Held { secret: None, shown: Shown::Count, missing: missing(Word::Nil) })
         }
         "PTTL" | "TTL" => {
             let shown = Shown::TimeLeft(if reader.command == "TTL" { 1000 } else { 1 });
-            (held([reader.lock()?]), Form::Held { secret: None, shown, missing: missing(Word::Number(-2)) })
+            (held([reader.lock()?], None), Form::Held { secret: None, shown, missing: missing(Word::Number(-2)) })
         }
         "DEL" | "UNLINK" => (Request::DropHeld { lock: reader.lock()? }, one_or_zero(1)),
         "DELEX" => {
@@ -63,7 +64,7 @@ pub(super) fn parse(reader: &mut Reader<'_>) -> Result<Command, BadRequest> {
         }
         "LOCK TOKEN" => {
             let (lock, secret) = (reader.lock()?, Some(Secret::new(reader.next()?)));
-            (held([lock]), Form::Held { secret, shown: Shown::Token, missing: missing(Word::Nil) })
+            (held([lock], secret.as_ref()), Form::Held { secret, shown: Shown::Token, missing: missing(Word::Nil) })
         }
         "EVAL" => return call(reader, CalledBy::Text),
         "EVALSHA" => return call(reader, CalledBy::Digest),
@@ -92,8 +93,8 @@ pub(super) fn parse(reader: &mut Reader<'_>) -> Result<Command, BadRequest> {
     Ok(Command::Keyed(request, form))
 }
 
-fn held(locks: impl Into<LockNames>) -> Request {
-    Request::Query(Query::Held { locks: locks.into() })
+fn held(locks: impl Into<LockNames>, secret: Option<&Secret>) -> Request {
+    Request::Query(Query::Held { locks: locks.into(), secret: secret.cloned() })
 }
 
 fn ttl(reader: &mut Reader<'_>, unit: u64) -> Result<Ttl, BadRequest> {
@@ -151,7 +152,9 @@ fn set(reader: &mut Reader<'_>) -> Result<(Request, Form), BadRequest> {
                     Ok((Request::ExtendHeld { locks, secret: value, time }, Form::done_or(Word::Ok, Word::Nil, 1)))
                 }
                 Some(_) => refused("SET with a time has no GET here"),
-                None if keeps_time => Ok((held([lock]), Form::Held { secret: Some(value), shown, missing })),
+                None if keeps_time => {
+                    Ok((held([lock], Some(&value)), Form::Held { secret: Some(value), shown, missing }))
+                }
                 None => refused("SET with XX needs a time, or KEEPTTL"),
             }
         }
@@ -213,7 +216,7 @@ pub(super) fn request_of(call: &Call, script: &Script) -> Result<(Request, Form)
         Meaning::AddTime { outcomes } => {
             let time = match argument(3)? {
                 b"0" => Extension::Add(Reader { words: &[argument(2)?], command: "EVAL" }.number("time")?),
-                _ => Extension::For(ttl_at(2)?),
+                _ => Extension::Replace(ttl_at(2)?),
             };
             (Request::ExtendHeld { locks, secret, time }, Meaning::form(outcomes, count, None))
         }
@@ -221,6 +224,8 @@ pub(super) fn request_of(call: &Call, script: &Script) -> Result<(Request, Form)
             let announcement = Some(announce(1)?);
             (Request::DropHeld { lock: first }, Meaning::form(outcomes, count, announcement))
         }
-        Meaning::TimeLeft { unit, missing } => (held(locks), Meaning::time_left(unit, missing, secret)),
+        Meaning::TimeLeft { unit, missing } => {
+            (held(locks, Some(&secret)), Meaning::time_left(unit, missing, secret))
+        }
     })
 }

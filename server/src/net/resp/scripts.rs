@@ -27,7 +27,7 @@ pub(super) enum Meaning {
     Release { outcomes: Words, channel: Option<usize> },
     /// Extend the locks if all are held with the value.
     Extend { ttl: usize, outcomes: Words },
-    /// Add to the time that is left, or replace it, as the third argument says.
+    /// Add to the time that is left, or replace it, as the third argument says. A lock without a time is not extended.
     AddTime { outcomes: Words },
     /// Release the lock, whoever holds it, and announce it on the channel in the first argument.
     Drop { outcomes: Words },
@@ -252,7 +252,8 @@ const REMEMBERED: usize = 1024;
 
 /// Returns the script with this text.
 pub(super) fn find(text: &[u8]) -> Option<&'static Script> {
-    if text.len() > LONGEST {
+    // No known script has a comment of several lines.
+    if text.len() > LONGEST || text.windows(3).any(|part| part == b"--[") {
         return None;
     }
     BY_TEXT.get(&normalised(text)).copied()
@@ -260,26 +261,41 @@ pub(super) fn find(text: &[u8]) -> Option<&'static Script> {
 
 /// The scripts that clients have sent, by the SHA-1 of their text.
 #[derive(Default)]
-pub(in crate::net) struct SentScripts(HashMap<String, &'static Script>);
+pub(in crate::net) struct SentScripts {
+    by_digest: HashMap<String, Sent>,
+    /// How often scripts were added or found.
+    uses: u64,
+}
+
+struct Sent {
+    script: &'static Script,
+    last_use: u64,
+}
 
 impl SentScripts {
-    /// Remembers a script, and returns its digest.
+    /// Remembers a script, and returns its digest. Forgets the one that was not used for the longest time if there are too many:
+    /// clients send a script again that is not found.
     pub(super) fn add(&mut self, text: &[u8], script: &'static Script) -> String {
-        if self.0.len() >= REMEMBERED {
-            // Clients send a script again that is not found.
-            self.0.clear();
-        }
         // Clients name a script by this digest; nothing is protected by it.
         let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, text);
         let digest: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        self.0.insert(digest.clone(), script);
+        if self.by_digest.len() >= REMEMBERED && !self.by_digest.contains_key(&digest) {
+            let oldest =
+                self.by_digest.iter().min_by_key(|(_, sent)| sent.last_use).map(|(digest, _)| digest.clone());
+            oldest.and_then(|oldest| self.by_digest.remove(&oldest));
+        }
+        self.uses += 1;
+        self.by_digest.insert(digest.clone(), Sent { script, last_use: self.uses });
         digest
     }
 
     /// Returns the script with this digest.
-    pub(super) fn get(&self, digest: &[u8]) -> Option<&'static Script> {
+    pub(super) fn get(&mut self, digest: &[u8]) -> Option<&'static Script> {
         let digest = std::str::from_utf8(digest).ok()?.to_ascii_lowercase();
-        self.0.get(&digest).copied()
+        self.uses += 1;
+        let sent = self.by_digest.get_mut(&digest)?;
+        sent.last_use = self.uses;
+        Some(sent.script)
     }
 }
 
