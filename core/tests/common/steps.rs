@@ -518,7 +518,7 @@ fn asks_with_secrets() -> BoxedStrategy<Step> {
     let open = (
         prop::bool::weighted(0.05),
         weighted(0.8, ttl_ms()),
-        weighted(0.8, secret()),
+        weighted(0.95, secret()),
         prop::bool::weighted(0.4),
         wanted,
         options(),
@@ -534,7 +534,7 @@ fn asks_with_secrets() -> BoxedStrategy<Step> {
     let extend =
         (held_locks(), secret(), ttl_ms()).prop_map(|(locks, secret, ttl_ms)| Step::Extend { locks, secret, ttl_ms });
     let release = (held_locks(), secret()).prop_map(|(locks, secret)| Step::ReleaseHeld { locks, secret });
-    prop_oneof![6 => open, 2 => extend, 3 => release].boxed()
+    prop_oneof![6 => open, 5 => extend, 3 => release].boxed()
 }
 
 fn asks_of_operators() -> BoxedStrategy<Step> {
@@ -564,7 +564,7 @@ pub(crate) fn step() -> BoxedStrategy<Step> {
         1 => session().prop_map(|session| Step::Close { session }),
         3 => session().prop_map(|session| Step::Expire { session }),
         60 => asks_of_sessions(),
-        20 => asks_with_secrets(),
+        30 => asks_with_secrets(),
         9 => asks_of_operators(),
         5 => (0u8..6).prop_map(|ago| Step::Again { ago }),
     ]

@@ -297,7 +297,7 @@ fn a_value_is_the_secret_of_its_user() {
     assert_reply(&mut bob, "LOCK TOKEN jobs/1 7f3b", Value::Nil);
     assert_reply(&mut bob, "DEL jobs/1", Value::Int(0));
     assert_reply(&mut bob, "PEXPIRE jobs/1 1000", Value::Int(0));
-    // Whoever knows the value can use it.
+    // A client that knows the value can use it.
     assert_eq!(number(&mut bob, "LOCK TOKEN jobs/1 7f3a"), number(&mut ann, "LOCK TOKEN jobs/1 7f3a"));
     for command in ["SET other/1 x NX PX 1000", "GET other/1", "DEL other/1"] {
         let error = ask(&mut bob, command).expect_err(command);
