@@ -184,9 +184,8 @@ impl Resolver {
     }
 
     pub(crate) fn learn(&mut self, applied: &Applied, now: Observed) {
-        match applied.answer {
-            Ok(Answer::Queued { ticket }) => self.tickets.push(ticket),
-            _ => {}
+        if let Ok(Answer::Queued { ticket }) = applied.answer {
+            self.tickets.push(ticket);
         }
         for event in &applied.events {
             if let Event::SessionOpened { session, .. } = event {

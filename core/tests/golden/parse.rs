@@ -145,7 +145,7 @@ fn take(line: &goldenscript::Command, bindings: &Bindings) -> Result<OpenAndAcqu
     };
     let secret = secret(&mut args);
     let renews = line.args.iter().any(|arg| matches!(arg, Argument::Positional(word) if word == "renew"));
-    let args = args.into_iter().filter(|arg| !matches!(arg, Argument::Positional(word) if word == "renew"));
+    let args = args.filter(|arg| !matches!(arg, Argument::Positional(word) if word == "renew"));
     Ok(OpenAndAcquire { ttl, label, secret, renews, acquire: wanted(bindings.next_session(), args)? })
 }
 

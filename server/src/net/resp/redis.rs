@@ -206,7 +206,7 @@ pub(super) fn request_of(call: &Call, script: &Script) -> Result<(Request, Form)
             (take(locks, secret, ttl_at(ttl)?, renews), Meaning::form(outcomes, count, None))
         }
         Meaning::Release { outcomes, channel } => {
-            let announcement = channel.map(|channel| announce(channel)).transpose()?;
+            let announcement = channel.map(&announce).transpose()?;
             (Request::ReleaseHeld { locks, secret }, Meaning::form(outcomes, count, announcement))
         }
         Meaning::Extend { ttl, outcomes } => {
