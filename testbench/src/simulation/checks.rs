@@ -139,6 +139,7 @@ impl World {
             if self.now >= limit {
                 return self.fail(format!("L: sessions or locks are left after {bound:?}: {}", self.state()));
             }
+            self.end_redis_locks();
             self.run_until(self.now + Duration::from_millis(500));
         }
         if self.has_failed() {

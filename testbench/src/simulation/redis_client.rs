@@ -19,13 +19,24 @@ impl World {
             let Some(leader) = self.leader() else { return };
             let request = self.redis_request();
             self.count("operator: command of a Redis client");
-            self.redis_requests += 1;
-            let id = RequestId { connection: CONNECTION, number: self.redis_requests };
-            let connected = Input::Connected { connection: CONNECTION, context: context("redis") };
-            self.arrive(leader, Arrival::Input(connected));
-            self.arrive(leader, Arrival::Input(Input::Request { id, request }));
-            self.settle(leader);
+            self.send_redis_request(leader, request);
         }
+    }
+
+    /// Releases the lock that may be held without an end.
+    pub(super) fn end_redis_locks(&mut self) {
+        if let (Some(leader), Ok(lock)) = (self.leader(), LockName::new(OWN)) {
+            self.send_redis_request(leader, Request::DropHeld { lock });
+        }
+    }
+
+    fn send_redis_request(&mut self, leader: usize, request: Request) {
+        self.redis_requests += 1;
+        let id = RequestId { connection: CONNECTION, number: self.redis_requests };
+        let connected = Input::Connected { connection: CONNECTION, context: context("redis") };
+        self.arrive(leader, Arrival::Input(connected));
+        self.arrive(leader, Arrival::Input(Input::Request { id, request }));
+        self.settle(leader);
     }
 
     fn redis_request(&mut self) -> Request {
