@@ -30,4 +30,6 @@ async def schedule(leadership: palisade.aio.Leadership) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python leader.py URL ADDRESS")
     asyncio.run(lead(sys.argv[1], sys.argv[2], schedule))

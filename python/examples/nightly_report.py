@@ -4,7 +4,10 @@ Every worker of a deployment (Celery beat, Django's management command in cron, 
 lock and writes the report. The others see that it is taken and skip it, or find the report of this period. If the worker is paused so long
 that another takes over, PostgreSQL refuses its late write.
 
+    python nightly_report.py set-up postgres://owner@db/shop
     python nightly_report.py embedded:///var/lib/app/locks.db postgres://app@db/shop 2026-11-18
+
+The first command is needed once: a migration, as a user who may create schemas.
 
 `LOCKS` and `DATABASE` below are the settings of a Django or Celery application:
 
@@ -48,4 +51,9 @@ def write_report(locks: str, database: str, day: str) -> str:
 
 
 if __name__ == "__main__":
-    print(write_report(*sys.argv[1:4]))
+    if sys.argv[1:2] == ["set-up"] and len(sys.argv) == 3:
+        set_up(sys.argv[2])
+    elif len(sys.argv) == 4:
+        print(write_report(*sys.argv[1:4]))
+    else:
+        sys.exit("usage: python nightly_report.py set-up DATABASE | LOCKS DATABASE DAY")

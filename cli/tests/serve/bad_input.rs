@@ -59,7 +59,7 @@ fn every_bad_argument_is_refused_with_its_code_and_changes_nothing() {
         "HELLO x",
         "AUTH user secret",
         "AUTH",
-        "GET key",
+        "HGET key field",
         "lock",
         "\x1b[31m",
         "",

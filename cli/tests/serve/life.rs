@@ -198,21 +198,24 @@ fn data_files_are_private_to_the_user() {
 }
 
 #[test]
-fn redis_lock_idioms_are_refused_with_a_hint() {
+fn commands_of_redis_that_do_not_lock_are_refused_with_a_hint() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
     let mut client = service.resp3_client();
     let commands = [
-        "SET a 1 NX",
-        "GET a",
-        "DEL a",
+        "SET a 1",
+        "SETNX a 1",
+        "MGET a",
+        "FLUSHALL",
+        "HSET a b c",
         "SELECT 2",
         "MULTI",
         "EXEC",
         "CONFIG GET x",
         "KEYS x",
         "EVAL x 0",
-        "SUBSCRIBE x",
+        "PUBLISH x y",
+        "INCRBY x 1",
         "CLIENT KILL x",
         "CLIENT LIST",
         "CLIENT TRACKING ON",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Dict, List, Literal, Optional, Tuple
+from typing import Any, Dict, List, Literal, NoReturn, Optional, Tuple
 
 
 class Error(Exception):
@@ -88,6 +88,18 @@ class Contended:
 
     def __bool__(self) -> Literal[False]:
         return False
+
+    def __enter__(self) -> NoReturn:
+        raise Misuse(f"{', '.join(self.locks)} was not acquired: test the result before you use it as a guard")
+
+    def __exit__(self, *_: object) -> None:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> NoReturn:
+        self.__enter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        raise NotImplementedError
 
 
 LossKind = Literal[

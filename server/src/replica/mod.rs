@@ -13,7 +13,7 @@ mod members;
 mod peer_message;
 mod tail;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::iter;
 
 use palisade_core::{Applied, Command, Limits, Machine, RestoreError};
@@ -162,6 +162,10 @@ pub struct Replica<C, R> {
     /// Bytes of entries since the last snapshot was begun.
     bytes_since_snapshot: usize,
     is_compacting: bool,
+    ticks: u64,
+    /// The tick at which each other member was last known to answer, while this one leads. The consensus library forgets it once in
+    /// every election time-out.
+    answered_at: BTreeMap<u64, u64>,
 }
 
 struct Proposed<C> {
@@ -224,6 +228,8 @@ impl<C, R> Replica<C, R> {
             members_changed: true,
             bytes_since_snapshot: 0,
             is_compacting: false,
+            ticks: 0,
+            answered_at: BTreeMap::new(),
         })
     }
 
@@ -274,8 +280,12 @@ impl<C, R> Replica<C, R> {
         others.map(|(id, progress)| Follower {
             member: *id,
             matched: progress.matched,
-            is_active: progress.recent_active,
+            is_active: progress.recent_active || self.has_answered_lately(*id),
         })
+    }
+
+    fn has_answered_lately(&self, member: u64) -> bool {
+        self.answered_at.get(&member).is_some_and(|at| self.ticks - at <= ELECTION_TICKS as u64)
     }
 
     /// Campaigns at once, if this is the only voter.
@@ -322,6 +332,14 @@ impl<C, R> Replica<C, R> {
         let at_most = 2 * ELECTION_TICKS - 1;
         // The library's own choice would not follow from the host's seed.
         self.node.raft.set_randomized_election_timeout(election_ticks.clamp(ELECTION_TICKS, at_most));
+        self.ticks += 1;
+        match self.is_leader {
+            true => {
+                let answered = self.node.raft.prs().iter().filter(|(_, progress)| progress.recent_active);
+                self.answered_at.extend(answered.map(|(id, _)| (*id, self.ticks)));
+            }
+            false => self.answered_at.clear(),
+        }
         if self.may_campaign() {
             self.node.tick();
         }

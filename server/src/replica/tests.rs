@@ -1,4 +1,4 @@
-//! One voter, driven step by step.
+//! Voters, driven step by step.
 
 use palisade_core::{Acquire, Answer, Label, LockName, SessionId, Ttl};
 
@@ -197,4 +197,48 @@ fn a_member_without_a_vote_does_not_campaign() {
         replica.campaign();
         assert!(replica.outputs().messages.is_empty(), "{members:?}");
     }
+}
+
+/// Exchanges messages between members until there are none left. Every write is durable at once.
+fn exchange(members: &mut [Replica<u32, u32>]) {
+    loop {
+        let (mut messages, mut is_idle) = (Vec::new(), true);
+        for member in members.iter_mut() {
+            let outputs = member.outputs();
+            is_idle &= outputs.persist.is_empty();
+            outputs.persist.iter().for_each(|(number, _)| member.persisted(*number));
+            messages.extend(outputs.messages);
+        }
+        if messages.is_empty() && is_idle {
+            return;
+        }
+        for message in messages {
+            if let Some(member) = members.get_mut(message.to() as usize - 1) {
+                member.receive(message).unwrap();
+            }
+        }
+    }
+}
+
+/// The consensus library forgets once in every election time-out which members answer.
+#[test]
+fn a_member_that_answers_is_always_known_to_run() {
+    let founders = Membership { voters: vec![1, 2, 3], ..Membership::default() };
+    let recovered = Recovered::default();
+    let mut members: Vec<_> = (1..=3).map(|id| Replica::new(id, &founders, 7, &recovered).unwrap()).collect();
+    members[0].campaign();
+    exchange(&mut members);
+    assert!(members[0].is_leader());
+    for _ in 0..3 * ELECTION_TICKS {
+        members.iter_mut().for_each(|member| member.tick(ELECTION_TICKS));
+        assert!(members[0].followers().all(|follower| follower.is_active));
+        exchange(&mut members);
+    }
+    // One that does not answer any more is noticed.
+    for _ in 0..3 * ELECTION_TICKS {
+        members[..2].iter_mut().for_each(|member| member.tick(ELECTION_TICKS));
+        exchange(&mut members[..2]);
+    }
+    let active: Vec<_> = members[0].followers().map(|follower| follower.is_active).collect();
+    assert_eq!(active.iter().filter(|is_active| **is_active).count(), 1);
 }

@@ -432,3 +432,20 @@ fn odd_times_scripts_and_versions_are_harmless() {
     two.read_to_end(&mut replies).expect("it is closed");
     assert!(replies.starts_with(b"$-1\r\n%"), "{}", String::from_utf8_lossy(&replies));
 }
+
+/// A client sends a transaction whole, and relies on all of it or nothing being carried out.
+#[test]
+fn nothing_of_a_transaction_is_carried_out() {
+    let fixture = Fixture::new();
+    let mut client = connection(&fixture);
+    for end in ["EXEC", "DISCARD"] {
+        let mut two = stream(&fixture);
+        two.write_all(&packed(&["MULTI", "SET a x NX", end, "SET b x NX", "DEL b", "QUIT"])).expect("it listens");
+        let mut replies = String::new();
+        two.read_to_string(&mut replies).expect("it is closed");
+        let codes: Vec<&str> = replies.lines().map(|line| line.split(' ').next().unwrap_or_default()).collect();
+        assert_eq!(codes, ["-BADARG", "-BADARG", "-EXECABORT", "+OK", ":1", "+OK"], "{replies}");
+        assert_reply(&mut client, "EXISTS a", Value::Int(0));
+    }
+    assert_reply(&mut client, "COMMAND DOCS", Value::Array(Vec::new()));
+}

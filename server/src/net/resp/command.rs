@@ -52,6 +52,7 @@ pub enum Command {
     Ignored,
     Help,
     ListCommands,
+    DescribeCommands,
     Info,
 }
 
@@ -59,7 +60,7 @@ pub enum Command {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BadRequest {
     /// There is no such command.
-    #[error("there is no command '{0}'; COMMAND lists those there are")]
+    #[error("there is no command '{0}'; COMMAND lists those there are, and LOCK HELP those for locks")]
     Unknown(String),
     /// Redis has such a command.
     #[error("{command} is a command of Redis, and this is no Redis: {hint}; LOCK HELP says more")]
@@ -304,7 +305,13 @@ fn name<'a>(words: &'a [&'a [u8]]) -> Result<(&'static str, &'a [&'a [u8]]), Bad
             return Err(BadRequest::OfRedis { command: (*command).to_owned(), hint });
         }
     }
-    let shown: Vec<_> = words.iter().take(2).map(|word| String::from_utf8_lossy(word)).collect();
+    // Some commands have names of two words.
+    let count = if USAGES.iter().any(|(name, _)| name.split_once(' ').is_some_and(|(first, _)| is(0, first))) {
+        2
+    } else {
+        1
+    };
+    let shown: Vec<_> = words.iter().take(count).map(|word| String::from_utf8_lossy(word)).collect();
     let shown: String = shown.join(" ").chars().take(80).collect();
     Err(BadRequest::Unknown(shown.escape_debug().to_string()))
 }
@@ -332,10 +339,11 @@ fn parse(reader: &mut Reader<'_>) -> Result<Command, BadRequest> {
             reader.words = &[];
             Command::Ignored
         }
-        "COMMAND" => {
-            reader.words = &[];
-            Command::ListCommands
-        }
+        "COMMAND" => match std::mem::take(&mut reader.words) {
+            [] => Command::ListCommands,
+            // Tools ask for descriptions in the form of Redis, and do without them.
+            _ => Command::DescribeCommands,
+        },
         "INFO" => {
             reader.words = &[];
             Command::Info

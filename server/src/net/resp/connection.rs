@@ -42,6 +42,8 @@ pub(super) struct Connection {
     is_holding: bool,
     /// The last command that reads how a lock is held. It must not see what the commands behind it do.
     reading: Option<u64>,
+    /// Whether the client has begun a transaction. There are none: its commands are refused up to its end.
+    is_in_transaction: bool,
     /// Whether the node knows that the client does not wait for it any more.
     is_abandoned: bool,
     /// Whether the client has sent a complete command.
@@ -103,6 +105,7 @@ impl Connection {
             blocked_on: None,
             is_holding: false,
             reading: None,
+            is_in_transaction: false,
             is_abandoned: false,
             has_sent_command: Cell::new(false),
             partial_since: Cell::new(None),
@@ -339,6 +342,11 @@ impl Connection {
             // Without users a client counts as authenticated after its first command. There is no limit per user then.
             let _ = self.permit.set_authenticated(None);
         }
+        if self.writer.is_authenticated()
+            && let Some(refused) = refuse_transaction(&mut self.is_in_transaction, parts.first())
+        {
+            return Next::Refused(refused);
+        }
         match Command::parse(&parts) {
             Ok(Command::Eval(call)) => self.evaluate(&call),
             Ok(command) => Next::Command(command),
@@ -447,6 +455,7 @@ impl Connection {
                 Reply::Simple("OK")
             }
             Command::ListCommands => usages(""),
+            Command::DescribeCommands => Reply::Map(Vec::new()),
             Command::Help => usages("LOCK "),
             Command::Info => self.info(),
             Command::Ignored => Reply::Simple("OK"),
@@ -519,6 +528,20 @@ impl Connection {
         let principal = self.writer.principal();
         let may_see_counts = principal.user().is_none_or(|user| user.may_somewhere(Verb::Observe));
         Reply::text(info::text(may_see_counts.then(|| self.server.report()).as_ref()))
+    }
+}
+
+/// Refuses the commands of a transaction. A client sends them without waiting for the refusal of `MULTI`, and relies on all
+/// or none being carried out.
+fn refuse_transaction(is_in_transaction: &mut bool, first: Option<&&[u8]>) -> Option<Reply> {
+    let is = |name: &str| first.is_some_and(|word| word.eq_ignore_ascii_case(name.as_bytes()));
+    const NONE: &str = "there are no transactions (MULTI) here; several locks are taken together with LOCK ACQUIRE name name … TTL ms";
+    let was_in_transaction = *is_in_transaction;
+    *is_in_transaction = is("MULTI") || (was_in_transaction && !is("EXEC") && !is("DISCARD"));
+    match (was_in_transaction, *is_in_transaction) {
+        (_, true) => Some(Reply::Error("BADARG", format!("not carried out: {NONE}"))),
+        (true, false) => Some(Reply::Error("EXECABORT", format!("nothing was carried out: {NONE}"))),
+        (false, false) => None,
     }
 }
 
