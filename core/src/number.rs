@@ -3,6 +3,7 @@
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroU64};
 
+use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -171,7 +172,8 @@ impl RequestNo {
 }
 
 /// How long a session lives without a keep-alive. The machine only stores it; the host measures the time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(into = "u64")]
 pub struct Ttl(NonZeroU32);
 
 /// A lock-delay, Consul's word: how long a lock stays *withheld*, that is held by no session and granted to none, after
@@ -215,6 +217,18 @@ impl Ttl {
     /// ```
     pub fn as_ms(self) -> u64 {
         u64::from(self.0.get())
+    }
+}
+
+impl<'de> Deserialize<'de> for Ttl {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Ttl, D::Error> {
+        let is_from_client = deserializer.is_human_readable();
+        let ms = u64::deserialize(deserializer)?;
+        // Logs and snapshots have it. The JSON of a client must not.
+        if !is_from_client && ms == Ttl::ENDLESS.as_ms() {
+            return Ok(Ttl::ENDLESS);
+        }
+        Ttl::from_ms(ms).map_err(de::Error::custom)
     }
 }
 

@@ -77,7 +77,7 @@ fn invalid_times_are_refused() {
     let with = |field: &str, value: &str| format!(r#"{{"locks":["a"],"session":SESSION,"{field}":{value}}}"#);
     let alone = |value: &str| format!(r#"{{"locks":["a"],"ttl_ms":{value}}}"#);
     let mut asks: Vec<_> =
-        ["0", "-5", "99", "3888000001", "4294967296", "18446744073709551616", "1.5", "\"10s\"", "null"]
+        ["0", "-5", "99", "3888000001", "4294967295", "4294967296", "18446744073709551616", "1.5", "\"10s\"", "null"]
             .map(alone)
             .into();
     asks.extend(["-1", "18446744073709551616", "\"1\""].map(|value| with("wait_ms", value)));
