@@ -206,7 +206,7 @@ def test_elections_and_watches(url: str, name: str) -> None:
             if event.kind == "ended":
                 break
         await other.close()
-        # What was sent before the end is not lost, and there is an end.
+        # The watch delivers the events from before its end, and then ends.
         assert all([event.kind != "granted" async for event in watch])
 
     run(url, work)

@@ -1,6 +1,6 @@
 //! Requests to the node, independent of the client's protocol.
 
-use palisade_core::{Delay, Label, LockName, LockNames, RequestNo, Secret, SessionId, Token, Ttl, Value, Want};
+use palisade_core::{Delay, Label, LockName, LockNames, Mode, RequestNo, Secret, SessionId, Token, Ttl, Value, Want};
 use smallvec::SmallVec;
 
 /// One request.
@@ -91,6 +91,21 @@ pub enum Extension {
 }
 
 impl Request {
+    /// Returns the request that takes locks with a secret, without waiting, for a session of its own.
+    pub fn take(locks: LockNames, secret: Secret, ttl: Ttl, renews: bool) -> Request {
+        Request::Acquire(AcquireRequest {
+            wants: locks.into_iter().map(|lock| Want { lock, mode: Mode::Exclusive }).collect(),
+            holder: Holder::NewSession(ttl),
+            wait_ms: None,
+            delay: None,
+            number: None,
+            is_async: false,
+            value: None,
+            secret: Some(secret),
+            renews,
+        })
+    }
+
     /// Returns whether the node looks at its state before it proposes or answers the request. The client's earlier requests
     /// must be answered first, so that it sees what they did.
     pub(crate) fn reads_state(&self) -> bool {

@@ -371,7 +371,7 @@ class Election:
         return self.candidacy(value).acquire(timeout)
 
     def leader(self) -> Optional[Leader]:
-        """Returns the current leader; None if there is none."""
+        """Returns the current leader, or None while no candidate leads."""
         return self._native.leader(self._name).wait()
 
     def observe(self) -> Observer:

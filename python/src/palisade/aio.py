@@ -339,7 +339,7 @@ class Election:
         return await self.candidacy(value).acquire(timeout)
 
     async def leader(self) -> Optional[Leader]:
-        """Returns the current leader; None if there is none."""
+        """Returns the current leader, or None while no candidate leads."""
         return await _answer(self._native.leader(self._name))
 
     async def observe(self) -> Observer:

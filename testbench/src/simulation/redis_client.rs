@@ -1,8 +1,8 @@
 //! A client of Redis: it takes, extends and releases locks by their values, and reads no replies.
 
-use palisade_core::{LockName, LockNames, Mode, Secret, Ttl, Want};
+use palisade_core::{LockName, LockNames, Secret, Ttl};
 use palisade_server::node::{ConnectionId, Input, RequestId};
-use palisade_server::request::{AcquireRequest, Extension, Holder, Request};
+use palisade_server::request::{Extension, Request};
 
 use super::host::{Arrival, context};
 use super::world::World;
@@ -56,17 +56,8 @@ impl World {
             (3, _) => Request::ExtendHeld { locks, secret, time: Extension::Add(1000) },
             (roll, _) => {
                 let is_endless = roll == 4 && names == [OWN];
-                Request::Acquire(AcquireRequest {
-                    wants: locks.into_iter().map(|lock| Want { lock, mode: Mode::Exclusive }).collect(),
-                    holder: Holder::NewSession(if is_endless { Ttl::ENDLESS } else { ttl }),
-                    wait_ms: None,
-                    delay: None,
-                    number: None,
-                    is_async: false,
-                    value: None,
-                    secret: Some(secret),
-                    renews: self.dice.roll(2) == 0,
-                })
+                let ttl = if is_endless { Ttl::ENDLESS } else { ttl };
+                Request::take(locks, secret, ttl, self.dice.roll(2) == 0)
             }
         }
     }

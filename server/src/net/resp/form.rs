@@ -15,7 +15,7 @@ pub enum Form {
     Held {
         /// The secret with which the client must hold them; `None` if it need not hold them.
         secret: Option<Secret>,
-        /// What is shown of a lock that is held so.
+        /// The part of such a lock's report that the reply shows.
         shown: Shown,
         /// The reply for a lock that is free, and for one that is held otherwise.
         missing: Missing,
@@ -44,11 +44,11 @@ pub struct Missing {
     pub free: Word,
 }
 
-/// What is shown of locks that are held.
+/// The part of a report about held locks that a reply shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Shown {
-    /// The secret; an empty text if the client may not see it or there is none.
+    /// The secret; an empty text if the client may not see it, or the holder took the lock without one.
     Secret,
     /// How many locks are held.
     Count,

@@ -1,12 +1,12 @@
 //! The commands of Redis that lock libraries use on their keys. A key is a lock, and its value is the secret of the holder.
 
-use palisade_core::{LockNames, Mode, Secret, Ttl, Want};
+use palisade_core::{LockNames, Secret, Ttl};
 
 use super::channels::{Announcement, Subscription};
 use super::command::{BadRequest, Command, Reader, bad, usage};
 use super::form::{Form, Missing, Shown, Word};
 use super::scripts::{Meaning, Script};
-use crate::request::{AcquireRequest, Extension, Holder, Query, Request};
+use crate::request::{Extension, Query, Request};
 
 /// Why a command of Redis is refused that does not lock.
 const NO_DATABASE: &str = "this is a lock service, not a database: a lock is taken with SET key value NX PX ms";
@@ -140,7 +140,7 @@ fn set(reader: &mut Reader<'_>) -> Result<(Request, Form), BadRequest> {
         Condition::Free => {
             let locks = LockNames::from([lock]);
             let form = Form::done_or(Word::Ok, Word::Nil, 1);
-            Ok((take(locks, value, time.unwrap_or(Ttl::ENDLESS), false), form))
+            Ok((Request::take(locks, value, time.unwrap_or(Ttl::ENDLESS), false), form))
         }
         Condition::Held(expected) if expected != value => refused("SET cannot change the value of a lock"),
         Condition::Held(_) => {
@@ -159,21 +159,6 @@ fn set(reader: &mut Reader<'_>) -> Result<(Request, Form), BadRequest> {
             }
         }
     }
-}
-
-/// Returns the request that takes locks with a secret.
-fn take(locks: LockNames, secret: Secret, ttl: Ttl, renews: bool) -> Request {
-    Request::Acquire(AcquireRequest {
-        wants: locks.into_iter().map(|lock| Want { lock, mode: Mode::Exclusive }).collect(),
-        holder: Holder::NewSession(ttl),
-        wait_ms: None,
-        delay: None,
-        number: None,
-        is_async: false,
-        value: None,
-        secret: Some(secret),
-        renews,
-    })
 }
 
 fn call(reader: &mut Reader<'_>, by: fn(Vec<u8>) -> CalledBy) -> Result<Command, BadRequest> {
@@ -203,7 +188,7 @@ pub(super) fn request_of(call: &Call, script: &Script) -> Result<(Request, Form)
     let announce = |number| Ok(Announcement { channel: argument(number)?.to_vec(), lock: first.clone() });
     Ok(match script.meaning {
         Meaning::Take { ttl, renews, outcomes } => {
-            (take(locks, secret, ttl_at(ttl)?, renews), Meaning::form(outcomes, count, None))
+            (Request::take(locks, secret, ttl_at(ttl)?, renews), Meaning::form(outcomes, count, None))
         }
         Meaning::Release { outcomes, channel } => {
             let announcement = channel.map(&announce).transpose()?;

@@ -29,7 +29,7 @@ pub(super) enum Meaning {
     Extend { ttl: usize, outcomes: Words },
     /// Add to the time that is left, or replace it, as the third argument says. A lock without a time is not extended.
     AddTime { outcomes: Words },
-    /// Release the lock, whoever holds it, and announce it on the channel in the first argument.
+    /// Release the lock without comparing its value, and announce that on the channel in the first argument.
     Drop { outcomes: Words },
     /// Read how long the locks stay held.
     TimeLeft { unit: u64, missing: Missing },
