@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::time::Duration;
 
 use palisade_core::{BadName, BadNumber, Refusal, SealError};
 
@@ -73,6 +74,13 @@ pub enum Misuse {
     WhichLock,
     /// The client has no session, because it was connected as an observer.
     Observer,
+    /// The lock is to stay held for longer than a keep-alive can promise.
+    LongerThanLease {
+        /// The time that is needed.
+        needed: Duration,
+        /// How long the session certainly lives after a keep-alive.
+        lease: Duration,
+    },
 }
 
 impl fmt::Display for Misuse {
@@ -84,6 +92,9 @@ impl fmt::Display for Misuse {
             Misuse::Url(what) => f.write_str(what),
             Misuse::WhichLock => f.write_str("several locks are held; say which one with signed_token_for(lock)"),
             Misuse::Observer => f.write_str("an observer has no session to hold it; connect without .observer()"),
+            Misuse::LongerThanLease { needed, lease } => {
+                write!(f, "{needed:?} are needed, and a keep-alive is good for {lease:?}; connect with a longer TTL")
+            }
         }
     }
 }

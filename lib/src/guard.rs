@@ -98,18 +98,24 @@ impl Guard {
     /// let palisade = palisade::connect("memory:").await?;
     /// let guard = palisade.lock("orders/42").acquire().await?;
     /// guard.ensure(Duration::from_secs(2))?;
-    /// assert!(guard.ensure(Duration::from_secs(3600)).is_err());
+    /// let error = guard.ensure(Duration::from_secs(3600)).unwrap_err();
+    /// assert!(matches!(error.kind(), palisade::ErrorKind::Misuse(_)), "longer than the TTL");
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
     ///
-    /// The lock is lost, or less time is left. In the latter case it is an outage that can be retried.
+    /// The lock is lost; less time is left, which is an outage that can be retried; or the time is longer than a keep-alive can
+    /// promise, which is a misuse.
     pub fn ensure(&self, time: Duration) -> Result<(), Error> {
         self.check("use")?;
         let left = self.safe_until().left();
         if left >= time {
             return Ok(());
+        }
+        let lease = self.grant.session.lease;
+        if time > lease {
+            return Err(self.error(ErrorKind::Misuse(Misuse::LongerThanLease { needed: time, lease }), "use"));
         }
         let what =
             format!("only {left:?} are left until it may be lost, and {time:?} are needed; wait for a renewal");

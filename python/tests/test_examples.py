@@ -46,7 +46,7 @@ def test_a_leader_leads() -> None:
 
 
 def test_the_examples_in_docstrings_are_true() -> None:
-    names = ["palisade", "palisade.aio", "palisade._client", "palisade._types"]
+    names = ["palisade", "palisade.aio", "palisade._client", "palisade._shared", "palisade._types"]
     results = [doctest.testmod(importlib.import_module(name)) for name in names]
     assert all(result.failed == 0 and result.attempted > 0 for result in results)
 

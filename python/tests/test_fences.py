@@ -224,3 +224,30 @@ def test_redis_settles_a_write_whose_answer_was_lost(locks: palisade.Client, ser
         assert settled is not None and settled.is_applied and settled.outcome == 1
         assert order.write("INCR") == 2
     through.close()
+
+
+def test_a_missing_postgres_fence_is_named(locks: palisade.Client) -> None:
+    name = f"bare_{uuid.uuid4().hex}"
+    with psycopg.connect(variable("PALISADE_TEST_POSTGRES"), autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}")
+    bare = psycopg.connect(variable("PALISADE_TEST_POSTGRES"), dbname=name)
+    with bare, locks.lock("orders") as guard:
+        with pytest.raises(palisade.Misuse, match="fence.postgres.install"):
+            postgres.seal(bare, guard)
+        with pytest.raises(palisade.Misuse, match="fence.postgres.install"):
+            postgres.protect(bare, "orders")
+
+
+def test_a_missing_redis_fence_is_named(locks: palisade.Client, server: Any) -> None:
+    server.function_delete("palisade")
+    with locks.lock("orders") as guard:
+        with pytest.raises(palisade.Misuse, match="fence.redis.install"):
+            redis_fence.under(server, guard)
+    redis_fence.install(server)
+
+
+def test_a_lock_that_was_not_acquired_seals_nothing(locks: palisade.Client, server: Any) -> None:
+    with locks.lock("orders"):
+        contended: Any = locks.lock("orders").try_acquire()
+        with pytest.raises(palisade.Misuse, match="was not acquired"):
+            redis_fence.under(server, contended)

@@ -6,6 +6,7 @@ import gc
 import queue
 import socket
 import threading
+import time
 
 import pytest
 
@@ -181,8 +182,10 @@ def test_a_lost_lock_fails_its_with_statement(client: palisade.Client, other: pa
 def test_a_guard_ensures_a_time(client: palisade.Client, name: str) -> None:
     with lock(client, name) as guard:
         guard.ensure(1)
-        with pytest.raises(palisade.Unavailable, match="wait for a renewal") as raised:
+        with pytest.raises(palisade.Misuse, match="connect with a longer TTL"):
             guard.ensure(3600)
+        with pytest.raises(palisade.Unavailable, match="wait for a renewal") as raised:
+            guard.ensure(guard.safe_until - time.clock_gettime(time.CLOCK_BOOTTIME) + 1e-6)
         assert raised.value.is_retryable and not raised.value.may_have_taken_effect
 
 
@@ -311,7 +314,7 @@ def test_a_lock_whose_service_is_out_of_reach_is_in_jeopardy_and_then_lost(name:
     standing = guard.jeopardy()
     assert standing is not None and standing.state == "jeopardy" and guard.token > 0
     with pytest.raises(palisade.Unavailable, match="wait for a renewal"):
-        guard.ensure(3)
+        guard.ensure(2.9)
     loss = guard.lost()
     assert loss is not None and loss.kind == "unreachable"
     assert losses.get(timeout=60) == loss

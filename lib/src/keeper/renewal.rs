@@ -39,14 +39,19 @@ impl Renewal {
         Renewal { ttl, drift, confirmed_at: requested_at, next_try_at, in_flight_since: None, is_lost: false }
     }
 
+    /// How long the session certainly lives after a confirmed request.
+    pub(crate) fn lease(&self) -> Duration {
+        self.ttl - self.drift
+    }
+
     /// The moment until which the session certainly lives.
     pub(crate) fn safe_until(&self) -> BootInstant {
-        self.confirmed_at + (self.ttl - self.drift)
+        self.confirmed_at + self.lease()
     }
 
     /// The moment from which the session is in jeopardy: two thirds of its lease have passed without a confirmation.
     pub(crate) fn jeopardy_at(&self) -> BootInstant {
-        self.confirmed_at + (self.ttl - self.drift) * 2 / 3
+        self.confirmed_at + self.lease() * 2 / 3
     }
 
     pub(crate) fn is_in_jeopardy(&self, now: BootInstant) -> bool {

@@ -4,10 +4,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use palisade_core::{LockNames, SessionId, Token};
 use tokio::sync::Notify;
 
+use super::renewal::Renewal;
 use crate::{BootInstant, Loss, Standing};
 
 /// A session as its client knows it.
@@ -16,6 +18,8 @@ pub(crate) struct SessionState {
     pub(crate) id: SessionId,
     /// See [`Opened::lifeline`](crate::engine::Opened).
     pub(crate) lifeline: Option<OwnedFd>,
+    /// How long the session certainly lives after a keep-alive.
+    pub(crate) lease: Duration,
     safe_until_ns: AtomicU64,
     /// When the keeper checks it next.
     due_ns: AtomicU64,
@@ -26,10 +30,12 @@ pub(crate) struct SessionState {
 }
 
 impl SessionState {
-    pub(crate) fn new(id: SessionId, safe_until: BootInstant, lifeline: Option<OwnedFd>) -> SessionState {
+    pub(crate) fn new(id: SessionId, renewal: &Renewal, lifeline: Option<OwnedFd>) -> SessionState {
+        let safe_until = renewal.safe_until();
         SessionState {
             id,
             lifeline,
+            lease: renewal.lease(),
             safe_until_ns: AtomicU64::new(safe_until.as_ns()),
             due_ns: AtomicU64::new(safe_until.as_ns()),
             is_in_jeopardy: AtomicBool::new(false),

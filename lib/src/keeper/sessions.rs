@@ -35,7 +35,7 @@ impl<E: Engine> Driver<E> {
             opened.map_err(|failure| self.error(failure, "open a session"))?;
         // In whole milliseconds, as the engine counts.
         let renewal = Renewal::new(Duration::from_millis(ttl.as_ms()), self.options.drift(), requested_at);
-        let state = Arc::new(SessionState::new(session, renewal.safe_until(), lifeline));
+        let state = Arc::new(SessionState::new(session, &renewal, lifeline));
         let current = Rc::new(CurrentSession::new(state));
         *self.current.borrow_mut() = Some(current.clone());
         *self.open_error.borrow_mut() = None;

@@ -218,7 +218,15 @@ class Client:
         return DetachedSession(self._native, session)
 
     def close(self) -> None:
-        """Closes the session, which releases everything that it holds."""
+        """Closes the session, which releases everything that it holds.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> guard = client.lock("orders/42").acquire()
+        >>> client.close()
+        >>> guard.standing.state
+        'lost'
+        """
         self._native.close().wait()
 
     def __enter__(self) -> Client:
@@ -332,11 +340,25 @@ class RwLock:
         self._name = name
 
     def read(self) -> Request[ReadGuard]:
-        """Returns a request for reading, together with other readers. A reader queues behind a writer that waits already."""
+        """Returns a request for reading, together with other readers. A reader queues behind a writer that waits already.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> with client.rw_lock("table").read() as first, client.rw_lock("table").read() as second:
+        ...     first.token < second.token
+        True
+        """
         return Request(self._native, Wanted("read", (self._name,)))
 
     def write(self) -> Request[WriteGuard]:
-        """Returns a request for writing, which excludes all other holders."""
+        """Returns a request for writing, which excludes all other holders.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> with client.rw_lock("table").write():
+        ...     bool(client.rw_lock("table").read().try_acquire())
+        False
+        """
         return Request(self._native, Wanted("write", (self._name,)))
 
 
@@ -344,7 +366,14 @@ class Semaphore(Request["Permit"]):
     """A semaphore: a request for one of its permits."""
 
     def many(self, count: int) -> Request[Permit]:
-        """Returns a request for `count` permits at once. Later requests for fewer permits do not overtake it."""
+        """Returns a request for `count` permits at once. Later requests for fewer permits do not overtake it.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> with client.semaphore("gpu", 4).many(3):
+        ...     client.semaphore("gpu", 4).many(2).try_acquire()
+        Contended(locks=('gpu',))
+        """
         return Request(self._native, replace(self._wanted, count=count))
 
 
@@ -356,7 +385,14 @@ class Election:
         self._name = name
 
     def candidacy(self, value: Value) -> Request[Leadership]:
-        """Returns the request that `campaign` sends."""
+        """Returns the request that `campaign` sends.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> with client.election("scheduler").candidacy("10.0.0.1:80") as leadership:
+        ...     leadership.token
+        1
+        """
         return Request(self._native, Wanted("leadership", (self._name,), value=as_bytes(value)))
 
     @overload
@@ -367,11 +403,27 @@ class Election:
     def campaign(self, value: Value, timeout: float) -> Union[Leadership, Contended]: ...
 
     def campaign(self, value: Value, timeout: Optional[float] = None) -> Union[Leadership, Contended]:
-        """Waits to be elected, and publishes a value. With a timeout in seconds it waits no longer, and then returns `Contended`."""
+        """Waits to be elected, and publishes a value. With a timeout in seconds it waits no longer, and then returns `Contended`.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> with client.election("scheduler").campaign("10.0.0.1:80"):
+        ...     client.election("scheduler").campaign("10.0.0.2:80", timeout=0.01)
+        Contended(locks=('scheduler',))
+        """
         return self.candidacy(value).acquire(timeout)
 
     def leader(self) -> Optional[Leader]:
-        """Returns the current leader, or None while no candidate leads."""
+        """Returns the current leader, or None while no candidate leads.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> client.election("scheduler").leader() is None
+        True
+        >>> with client.election("scheduler").campaign("10.0.0.1:80"):
+        ...     client.election("scheduler").leader().token
+        1
+        """
         return self._native.leader(self._name).wait()
 
     def observe(self) -> Observer:
@@ -396,7 +448,18 @@ class Observer:
         self._native = native
 
     def next(self, timeout: Optional[float] = None) -> Optional[Leader]:
-        """Waits until there is another leader, or another value. Raises TimeoutError after this many seconds."""
+        """Waits until there is another leader, or another value. Raises TimeoutError after this many seconds.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> leaders = client.election("scheduler").observe()
+        >>> leaders.next() is None
+        True
+        >>> leadership = client.election("scheduler").campaign("starts")
+        >>> leadership.publish("ready")
+        >>> leaders.next(timeout=5).value
+        b'ready'
+        """
         return self._native.next().wait(timeout)
 
     def __iter__(self) -> Iterator[Optional[Leader]]:
@@ -413,7 +476,15 @@ class Watch:
         self._native = native
 
     def next(self, timeout: Optional[float] = None) -> Optional[Event]:
-        """Waits for the next event; None once the client is closed. Raises TimeoutError after this many seconds."""
+        """Waits for the next event; None once the client is closed. Raises TimeoutError after this many seconds.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> watch = client.watch()
+        >>> guard = client.lock("orders/42").acquire()
+        >>> watch.next(timeout=5).kind
+        'granted'
+        """
         return self._native.next().wait(timeout)
 
     def __iter__(self) -> Iterator[Event]:
@@ -496,12 +567,28 @@ class AnyGuard(BaseGuard):
         return _within(self._native.jeopardy(), timeout)
 
     def renewed(self, timeout: Optional[float] = None) -> Optional[float]:
-        """Waits until the session was renewed, and returns the new `safe_until`; None if it was not within this many seconds."""
+        """Waits until the session was renewed, and returns the new `safe_until`; None if it was not within this many seconds.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:", ttl=0.3)
+        >>> guard = client.lock("orders/42").acquire()
+        >>> before = guard.safe_until
+        >>> guard.renewed() > before
+        True
+        """
         return _within(self._native.renewed(), timeout)
 
     def release(self) -> None:
         """Releases the lock. Releasing it again is not an error. Raises `Lost` if it had been lost before: the work since then may have
         overlapped with another holder's.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> guard = client.lock("orders/42").acquire()
+        >>> guard.release()
+        >>> guard.release()
+        >>> client.inspect("orders/42") is None
+        True
         """
         self._native.release().wait()
 
@@ -549,7 +636,15 @@ class Leadership(Guard, Exclusive):
     """The leadership of an election."""
 
     def publish(self, value: Value) -> None:
-        """Replaces the value that observers read."""
+        """Replaces the value that observers read.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> leadership = client.election("scheduler").campaign("starts")
+        >>> leadership.publish("ready")
+        >>> client.election("scheduler").leader().value
+        b'ready'
+        """
         self._native.publish(as_bytes(value)).wait()
 
 

@@ -58,12 +58,24 @@ class BaseRequest:
     def delay(self: Self, seconds: float) -> Self:
         """Sets the lock-delay: when the holder's session expires (not when it releases), the engine grants the lock to no other
         client for this time. Use it for resources that cannot check a token.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> with client.lock("printer").delay(60) as guard:
+        ...     guard
+        <LockGuard of printer: held>
         """
         return type(self)(self._native, replace(self._wanted, delay=seconds))
 
     def dangerous_accept_failover(self: Self) -> Self:
         """Accepts an engine whose tokens rise only while its store keeps its data, such as Redis. After a failover, two clients may
         hold the lock, and the newer holder may have the lower token, so a fence cannot help.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> with client.lock("report").dangerous_accept_failover() as guard:
+        ...     guard.token
+        1
         """
         return type(self)(self._native, replace(self._wanted, accept_failover=True))
 
@@ -103,23 +115,49 @@ class BaseGuard:
 
     @property
     def standing(self) -> Standing:
-        """Whether the lock is held, in jeopardy or lost."""
+        """Whether the lock is held, in jeopardy or lost.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> guard = client.lock("orders/42").acquire()
+        >>> guard.standing.state
+        'held'
+        """
         return self._native.standing()
 
     @property
     def locks(self) -> Tuple[str, ...]:
-        """The locks that this guard holds."""
+        """The locks that this guard holds.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> client.lock_all(["accounts/1", "accounts/2"]).acquire().locks
+        ('accounts/1', 'accounts/2')
+        """
         return self._locks
 
     @property
     def session(self) -> int:
-        """The session that holds the lock."""
+        """The session that holds the lock.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> guard = client.lock("orders/42").acquire()
+        >>> guard.session == client.inspect("orders/42").holders[0].session
+        True
+        """
         return self._native.session()
 
     @property
     def safe_until(self) -> float:
         """The end of the lease, in seconds of `time.clock_gettime(time.CLOCK_BOOTTIME)`. The lock is certainly held until then, unless it
         is released, also by force. A renewal moves it.
+
+        >>> import palisade, time
+        >>> client = palisade.connect("memory:", ttl=30)
+        >>> guard = client.lock("orders/42").acquire()
+        >>> 20 < guard.safe_until - time.clock_gettime(time.CLOCK_BOOTTIME) < 30
+        True
         """
         return self._native.safe_until()
 
@@ -132,12 +170,28 @@ class WithToken(BaseGuard):
 
     @property
     def token(self) -> int:
-        """The fencing token. Present it with every access to the resource. Raises `Lost` once the lock is lost or its lease is over."""
+        """The fencing token. Present it with every access to the resource. Raises `Lost` once the lock is lost or its lease is over.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:")
+        >>> guard = client.lock("orders/42").acquire()
+        >>> guard.token
+        1
+        >>> client.close()
+        >>> guard.token  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        palisade.Lost: its session was closed
+        """
         return self._native.token()
 
     def ensure(self, seconds: float) -> None:
-        """Checks that the lock stays held for at least this time, even if no further keep-alive succeeds. Raises `Lost`, or
-        `Unavailable` if less time is left: wait for a renewal.
+        """Checks that the lock stays held for at least this time, even if no further keep-alive succeeds. Raises `Lost`;
+        `Unavailable` if less time is left: wait for a renewal; or `Misuse` if a keep-alive can never promise as much.
+
+        >>> import palisade
+        >>> client = palisade.connect("memory:", ttl=30)
+        >>> guard = client.lock("orders/42").acquire()
+        >>> guard.ensure(2)
         """
         self._native.ensure(seconds)
 

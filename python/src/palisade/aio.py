@@ -203,7 +203,16 @@ async def _end(end: Callable[[], Awaitable[None]], error: Optional[BaseException
 
 
 class Request(BaseRequest, Generic[G]):
-    """A request that is not sent yet. `async with` acquires the lock and releases it."""
+    """A request that is not sent yet. `async with` acquires the lock and releases it.
+
+    >>> import asyncio, palisade.aio
+    >>> async def main():
+    ...     client = await palisade.aio.connect("memory:")
+    ...     async with client.lock("orders/42"):
+    ...         return await client.lock("orders/42").acquire(timeout=0.01)
+    >>> asyncio.run(main())
+    Contended(locks=('orders/42',))
+    """
 
     _guard: Optional[G] = None
 
@@ -317,7 +326,16 @@ class Semaphore(Request["Permit"]):
 
 
 class Election:
-    """An election: one client leads, and all clients can see which one."""
+    """An election: one client leads, and all clients can see which one.
+
+    >>> import asyncio, palisade.aio
+    >>> async def main():
+    ...     client = await palisade.aio.connect("memory:")
+    ...     async with await client.election("scheduler").campaign("10.0.0.1:80"):
+    ...         return await client.election("scheduler").leader()
+    >>> asyncio.run(main()).value
+    b'10.0.0.1:80'
+    """
 
     def __init__(self, native: _native.Client, name: str) -> None:
         self._native = native
@@ -361,7 +379,18 @@ class Observer:
 
 
 class Watch:
-    """The events of locks. They end when the client is closed."""
+    """The events of locks. They end when the client is closed.
+
+    >>> import asyncio, palisade.aio
+    >>> async def main():
+    ...     client = await palisade.aio.connect("memory:")
+    ...     watch = await client.watch("orders/")
+    ...     async with client.lock("orders/42"):
+    ...         async for event in watch:
+    ...             return event.kind
+    >>> asyncio.run(main())
+    'granted'
+    """
 
     def __init__(self, native: _native.Watch) -> None:
         self._native = native
@@ -400,7 +429,17 @@ _callbacks: Set[asyncio.Future[None]] = set()
 
 
 class AnyGuard(BaseGuard):
-    """The part that all guards have. `async with guard:` releases the lock at the end."""
+    """The part that all guards have. `async with guard:` releases the lock at the end.
+
+    >>> import asyncio, palisade.aio
+    >>> async def main():
+    ...     client = await palisade.aio.connect("memory:")
+    ...     guard = await client.lock("orders/42").acquire()
+    ...     await client.close()
+    ...     return await guard.lost()
+    >>> print(asyncio.run(main()))
+    its session was closed
+    """
 
     async def lost(self) -> Loss:
         """Waits until the lock is lost, and returns the reason."""

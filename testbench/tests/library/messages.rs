@@ -111,10 +111,11 @@ fn messages_about_outages() {
         let (fixture, faults) = (Fixture::new(), EngineFaults::default());
         let client = fixture.faulty_client(&faults).await;
         let guard = client.lock("orders/42").acquire().await.expect("it is free");
-        let ensured = message(guard.ensure(Duration::from_secs(3600)));
+        assert_snapshot!(message(guard.ensure(Duration::from_secs(3600))), @"cannot use 'orders/42' on memory: 3600s are needed, and a keep-alive is good for 29.7s; connect with a longer TTL | not to be retried, no effect");
+        let ensured = message(guard.ensure(guard.safe_until().left() + Duration::from_micros(1)));
         let (before, after) = ensured.split_once("only ").expect("it says how much is left");
-        let (_, after) = after.split_once(" are left").expect("it says how much is left");
-        assert_snapshot!(format!("{before}only … are left{after}"), @"cannot use 'orders/42' on memory: only … are left until it may be lost, and 3600s are needed; wait for a renewal (nothing has changed) | may be retried, no effect");
+        let (_, after) = after.split_once(" are needed").expect("it says how much is needed");
+        assert_snapshot!(format!("{before}only … are left until it may be lost, and … are needed{after}"), @"cannot use 'orders/42' on memory: only … are left until it may be lost, and … are needed; wait for a renewal (nothing has changed) | may be retried, no effect");
         faults.next(Call::Inspect, Act::Fail);
         assert_snapshot!(message(client.inspect("orders/42").await), @"cannot inspect 'orders/42' on memory: the line to the engine is cut (nothing has changed) | may be retried, no effect");
         faults.next(Call::Inspect, Act::LoseAnswer);

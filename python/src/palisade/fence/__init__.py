@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Optional
 
 from palisade._shared import Exclusive
-from palisade._types import Error, Misuse
+from palisade._types import Contended, Error, Misuse
 
 __all__ = ["NotSealed", "Stale"]
 
@@ -26,8 +26,14 @@ class NotSealed(Error):
     """This token has not sealed the resource, or the resource has forgotten it. Nothing has changed."""
 
 
+def not_installed(module: str) -> Misuse:
+    return Misuse(f"the fence is not installed there; call palisade.fence.{module}.install once, with the right to do so")
+
+
 def resource_of(guard: Exclusive, resource: Optional[str]) -> str:
     """Returns the resource, which has the name of the lock unless another is given."""
+    if isinstance(guard, Contended):
+        raise Misuse("the lock was not acquired: another client holds it; check the guard first (`if guard:`)")
     if not isinstance(guard, Exclusive):
         raise Misuse(
             f"a {type(guard).__name__} cannot seal: other clients may hold the lock too; use a lock that one client holds, for "

@@ -24,7 +24,7 @@ from psycopg.pq import TransactionStatus
 from palisade import _native
 from palisade._shared import Exclusive
 from palisade._types import Misuse
-from palisade.fence import NotSealed, Stale, resource_of
+from palisade.fence import NotSealed, Stale, not_installed, resource_of
 
 __all__ = ["install", "protect", "seal", "transaction", "under"]
 
@@ -101,4 +101,7 @@ def _refusals() -> Iterator[None]:
             raise Stale(message, overtaken_by=json.loads(error.diag.message_detail or "{}")["seen"]) from error
         if error.sqlstate == "PF002":
             raise NotSealed(message) from error
+        # There is no schema, or not this function in it.
+        if error.sqlstate in ("3F000", "42883") and "palisade_fence" in message:
+            raise not_installed("postgres") from error
         raise

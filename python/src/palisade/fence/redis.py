@@ -23,7 +23,7 @@ import redis
 from palisade import _native
 from palisade._shared import Exclusive
 from palisade._types import Misuse, Unavailable
-from palisade.fence import NotSealed, Stale, resource_of
+from palisade.fence import NotSealed, Stale, not_installed, resource_of
 
 __all__ = ["Sealed", "Settled", "install", "under"]
 
@@ -136,4 +136,6 @@ class Sealed:
                 raise Stale(str(error), overtaken_by=int(detail.split(" ", 1)[0])) from error
             if code == "NOTSEALED":
                 raise NotSealed(str(error)) from error
+            if "unction not found" in str(error):
+                raise not_installed("redis") from error
             raise
