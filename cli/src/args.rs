@@ -7,7 +7,8 @@ use clap::{ArgAction, Parser, Subcommand};
 use crate::outcome::EXIT_CODES;
 use crate::view::{ls, show, top, watch};
 use crate::{
-    advise, cluster, completions, doctor, elect, engine, fence, force, leader, lease, man, prove, run, serve, tokens,
+    advise, cluster, completions, doctor, elect, engine, fence, force, leader, lease, man, page, prove, run, serve,
+    tokens,
 };
 
 /// A distributed lock whose every grant carries a fencing token.
@@ -99,6 +100,13 @@ pub(crate) enum Command {
     /// Show the locks on a live screen
     #[command(after_help = top::EXAMPLES)]
     Top(top::Options),
+
+    /// Show the locks on a live page in the browser
+    ///
+    /// Works with every engine. Only this host can open the page, and only with the key in its address. It only shows, unless
+    /// --allow-break is given.
+    #[command(after_help = page::EXAMPLES)]
+    Page(page::Options),
 
     /// Take a lock away from its holder
     ///

@@ -82,7 +82,7 @@ pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Fa
 }
 
 /// Returns `NAME (user root)`: the given name, and the user of this process.
-fn recorded_name(name: Option<&String>) -> String {
+pub(crate) fn recorded_name(name: Option<&String>) -> String {
     let id = rustix::process::getuid().as_raw();
     let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
     let user = passwd.lines().find_map(|line| {

@@ -15,6 +15,7 @@ mod leader;
 mod lease;
 mod man;
 mod outcome;
+mod page;
 mod prove;
 mod run;
 mod serve;
@@ -79,6 +80,7 @@ fn run_command(args: Args) -> Result<(), Failure> {
         Command::Show(options) => block_on(show::run(&settings()?, &options)),
         Command::Watch(options) => block_on(watch::run(&settings()?, &options)),
         Command::Top(options) => block_on(top::run(&settings()?, &options)),
+        Command::Page(options) => block_on(page::run(&settings()?, &options)),
         Command::Break(options) => block_on(force::run(&settings()?, &options)),
         Command::Cluster(command) => block_on(cluster::run(&command, settings())),
         Command::Tokens(command) => block_on(tokens::run(&settings()?, &command)),

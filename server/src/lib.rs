@@ -7,6 +7,7 @@
 pub mod access;
 mod net;
 pub mod node;
+pub mod page;
 mod peers;
 pub mod replica;
 pub mod request;

@@ -372,6 +372,7 @@ pub async fn serve_on(
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServiceError> {
     let Listeners { resp, http, peers } = listeners;
+    let resp_port = resp.local_addr()?.port();
     let mut stop = pin!(stop);
     let waiting = RefCell::default();
     let member = match (&config.cluster, &peers) {
@@ -399,7 +400,7 @@ pub async fn serve_on(
     let (handle, requests) = ServiceHandle::new(&server);
     spawn_local(requests.run(server.clone()));
     // It ends together with this call.
-    let _http = http.map(|http| start_http(http, handle, &server)).transpose()?;
+    let _http = http.map(|http| start_http(http, handle, &server, resp_port)).transpose()?;
     // A task like those of the connections: it runs after all connections that have received requests, and before the
     // runtime polls the sockets again. So those requests share a write.
     let mut work = JoinSet::new();

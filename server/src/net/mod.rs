@@ -12,10 +12,11 @@ pub mod resp;
 mod server;
 mod unread;
 mod waiting;
-mod words;
+pub(crate) mod words;
 
 pub use bounds::Bounds;
 pub(crate) use handle::ServiceHandle;
+pub(crate) use http::page;
 pub(crate) use http::start as start_http;
 pub use http::{Bounds as HttpBounds, Http};
 pub(crate) use server::Server;

@@ -38,7 +38,7 @@ pub(super) fn refusal_code(refusal: &Refusal) -> &'static str {
 }
 
 /// Returns the word for a mode, and the permits of a semaphore.
-pub(super) fn mode_word(mode: Mode) -> (&'static str, Option<u32>) {
+pub(crate) fn mode_word(mode: Mode) -> (&'static str, Option<u32>) {
     match mode {
         Mode::Exclusive => ("exclusive", None),
         Mode::Shared => ("shared", None),
@@ -47,7 +47,7 @@ pub(super) fn mode_word(mode: Mode) -> (&'static str, Option<u32>) {
 }
 
 /// Returns the word for the end of a grant.
-pub(super) fn ending(how: &Ending) -> String {
+pub(crate) fn ending(how: &Ending) -> String {
     match how {
         Ending::Released => "released".to_owned(),
         Ending::SessionEnded(SessionEnd::Closed) => "closed".to_owned(),
@@ -58,23 +58,23 @@ pub(super) fn ending(how: &Ending) -> String {
 
 /// An event about locks, with the fields that its kind has.
 #[derive(Debug, Default)]
-pub(super) struct EventReport {
-    pub(super) kind: &'static str,
-    pub(super) locks: LockNames,
-    pub(super) session: Option<SessionId>,
-    pub(super) token: Option<Token>,
+pub(crate) struct EventReport {
+    pub(crate) kind: &'static str,
+    pub(crate) locks: LockNames,
+    pub(crate) session: Option<SessionId>,
+    pub(crate) token: Option<Token>,
     /// Why a request left the queue.
-    pub(super) why: Option<String>,
+    pub(crate) why: Option<String>,
     /// How a grant ended.
-    pub(super) how: Option<String>,
-    pub(super) delay_ms: Option<u64>,
-    pub(super) value: Option<Value>,
-    pub(super) limit: Option<u32>,
+    pub(crate) how: Option<String>,
+    pub(crate) delay_ms: Option<u64>,
+    pub(crate) value: Option<Value>,
+    pub(crate) limit: Option<u32>,
 }
 
 impl EventReport {
     /// Returns the report of an event; `None` for one about sessions or settings.
-    pub(super) fn of(event: &Event) -> Option<EventReport> {
+    pub(crate) fn of(event: &Event) -> Option<EventReport> {
         let report = EventReport::default();
         let one = |lock: &LockName| LockNames::from([lock.clone()]);
         Some(match event {

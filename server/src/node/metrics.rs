@@ -9,7 +9,7 @@ use crate::request::Query;
 const COMMIT_SECONDS: &[f64] =
     &[0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
 /// Upper bounds for waits in seconds, up to an hour.
-const WAIT_SECONDS: &[f64] =
+pub(crate) const WAIT_SECONDS: &[f64] =
     &[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0];
 /// Upper bounds for commands in one entry.
 const BATCH_SIZES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0];
@@ -25,11 +25,11 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    fn new(bounds: &'static [f64]) -> Histogram {
+    pub(crate) fn new(bounds: &'static [f64]) -> Histogram {
         Histogram { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
     }
 
-    pub(super) fn observe(&mut self, value: f64) {
+    pub(crate) fn observe(&mut self, value: f64) {
         let index = self.bounds.iter().position(|bound| value <= *bound).unwrap_or(self.bounds.len());
         self.counts[index] += 1;
         self.sum += value;

@@ -53,6 +53,7 @@ use watches::Watches;
 
 pub use clients::ConnectionId;
 pub use cluster::{ChangeRefused, ClusterReport};
+pub(crate) use metrics::WAIT_SECONDS;
 pub use metrics::{Counts, Histogram, Metrics as NodeMetrics};
 pub(crate) use permissions::{check_cluster, check_metrics};
 pub use principal::{Principal, Protocol, RequestContext};

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use palisade_core::{Claims, Cursor, GrantState, GrantView, Kind, LockName, LockView, SessionId, Token};
+use palisade_core::{
+    Claims, Cursor, GrantState, GrantView, Kind, LockName, LockView, SessionId, Token, Ttl, WaiterView,
+};
 
 use super::clients::ConnectionId;
 use super::response::{HolderReport, LeaderReport, LockReport, Refused, Response, WaiterReport};
@@ -138,11 +140,8 @@ impl Node {
         let holders = view.holders().skip(page.skip).map(|grant| self.holder_report(&grant));
         let holders: Vec<_> = holders.take_while(|holder| has_room(holder.weight())).collect();
         let are_all_shown = page.skip + holders.len() >= holder_count;
-        let waiters = view.waiters().skip(page.skip.saturating_sub(holder_count)).map(|waiter| WaiterReport {
-            session: waiter.session,
-            label: waiter.label.clone(),
-            mode: waiter.mode,
-        });
+        let waiters = view.waiters().skip(page.skip.saturating_sub(holder_count));
+        let waiters = waiters.map(|waiter| self.waiter_report(&waiter));
         let waiters: Vec<_> = waiters.take_while(|waiter| are_all_shown && has_room(waiter.weight())).collect();
         let next = page.skip + holders.len() + waiters.len();
         let is_last = next >= holder_count + view.waiter_count() as usize;
@@ -168,14 +167,35 @@ impl Node {
             GrantState::Held { session, label } => Some((session, label.clone())),
             GrantState::Withheld => None,
         };
-        let deadline = session.as_ref().and_then(|(session, _)| self.sessions.deadline(*session));
+        let (time_left_ms, ttl_ms) = session.as_ref().map_or((None, None), |(session, _)| self.life(*session));
         HolderReport {
             token: grant.token,
             mode: grant.mode,
             session,
             held_for_ms: self.sessions.granted_at(grant.token).map(|at| ms(now.saturating_sub(at))),
-            time_left_ms: deadline.map(|at| ms(at.saturating_sub(now))),
+            time_left_ms,
+            ttl_ms,
         }
+    }
+
+    fn waiter_report(&self, waiter: &WaiterView<'_>) -> WaiterReport {
+        let (time_left_ms, ttl_ms) = self.life(waiter.session);
+        let since = self.waits.queued_at(waiter.ticket);
+        WaiterReport {
+            session: waiter.session,
+            label: waiter.label.clone(),
+            mode: waiter.mode,
+            waits_for_ms: since.map(|at| ms(self.session_time().saturating_sub(at))),
+            time_left_ms,
+            ttl_ms,
+        }
+    }
+
+    /// Returns how long a session still lives without a keep-alive, and how long it lives after one.
+    fn life(&self, session: SessionId) -> (Option<u64>, Option<u64>) {
+        let left = self.sessions.deadline(session).map(|at| ms(at.saturating_sub(self.session_time())));
+        let ttl = self.replica.machine().session(session).map(|view| view.ttl()).filter(|ttl| *ttl != Ttl::ENDLESS);
+        (left, ttl.map(Ttl::as_ms))
     }
 }
 

@@ -160,6 +160,8 @@ pub struct HolderReport {
     pub session: Option<(SessionId, Label)>,
     pub held_for_ms: Option<u64>,
     pub time_left_ms: Option<u64>,
+    /// How long the session lives after a keep-alive; `None` if it has no end.
+    pub ttl_ms: Option<u64>,
 }
 
 /// A request in the queue of a lock.
@@ -169,6 +171,11 @@ pub struct WaiterReport {
     pub session: SessionId,
     pub label: Label,
     pub mode: Mode,
+    pub waits_for_ms: Option<u64>,
+    /// The time until its session expires.
+    pub time_left_ms: Option<u64>,
+    /// How long the session lives after a keep-alive; `None` if it has no end.
+    pub ttl_ms: Option<u64>,
 }
 
 /// The leader of an election.

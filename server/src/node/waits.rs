@@ -118,6 +118,11 @@ impl Waits {
         }
     }
 
+    /// Returns when a request joined its queue.
+    pub(super) fn queued_at(&self, ticket: Ticket) -> Option<Moment> {
+        self.queued_at.get(&ticket).copied()
+    }
+
     /// Returns whether the session was opened for an acquire that is in a queue.
     pub(super) fn is_temporary(&self, session: SessionId) -> bool {
         self.temporary_sessions.contains(&session)

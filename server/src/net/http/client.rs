@@ -16,7 +16,7 @@ use super::host;
 use super::problem::Problem;
 use super::relay::LeaderConnection;
 use super::socket::Socket;
-use crate::access::Users;
+use crate::access::{User, Users};
 use crate::net::audit::Audit;
 use crate::net::connection_limit::{ConnectionPermit, TooManyConnections};
 use crate::net::login::{LoginError, MAX_WRONG_SECRETS, WRONG_SECRET_DELAY, log_in};
@@ -126,13 +126,22 @@ impl Client {
             let why = "authorization: no users are configured here; leave it out";
             return if authorization.is_some() { Err(Problem::bad(why)) } else { Ok(Principal::Anyone) };
         };
-        let certified_user = self.certified.as_deref().and_then(|name| users.find(name));
         let Some(authorization) = authorization else {
-            return certified_user.map(Principal::User).ok_or_else(Problem::no_auth);
+            return self.certified_user(users).map(Principal::User).ok_or_else(Problem::no_auth);
         };
         let (name, secret) = basic(authorization).ok_or_else(Problem::no_auth)?;
-        match log_in(users, certified_user.as_deref(), &name, &secret, &self.audit) {
-            Ok(user) => Ok(Principal::User(user)),
+        self.log_in(users, &name, &secret).await.map(Principal::User)
+    }
+
+    /// Returns the user that the client's certificate names.
+    pub(super) fn certified_user(&self, users: &Users) -> Option<Arc<User>> {
+        self.certified.as_deref().and_then(|name| users.find(name))
+    }
+
+    /// Finds the user with this name and secret. A wrong secret is answered late, and too many end the connection.
+    pub(super) async fn log_in(&self, users: &Users, name: &[u8], secret: &[u8]) -> Result<Arc<User>, Problem> {
+        match log_in(users, self.certified_user(users).as_deref(), name, secret, &self.audit) {
+            Ok(user) => Ok(user),
             Err(LoginError::OtherUser(why)) => Err(Problem::denied(why)),
             Err(LoginError::WrongSecret) => {
                 self.wrong_secrets.fetch_add(1, Ordering::Relaxed);
@@ -142,7 +151,7 @@ impl Client {
         }
     }
 
-    fn context(&self, principal: Principal) -> RequestContext {
+    pub(super) fn context(&self, principal: Principal) -> RequestContext {
         let (peer, address) = (self.audit.peer().clone(), self.peer.ip());
         RequestContext { principal, protocol: Protocol::Http, peer, address }
     }

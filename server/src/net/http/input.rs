@@ -31,10 +31,10 @@ pub(super) async fn read_body(request: Request, bounds: &Bounds) -> Result<Reque
 /// A body of JSON.
 pub(super) struct Json<T>(pub(super) T);
 
-impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
+impl<T: DeserializeOwned, S: Sync> FromRequest<S> for Json<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, _: &App) -> Result<Json<T>, Problem> {
+    async fn from_request(request: Request, _: &S) -> Result<Json<T>, Problem> {
         // This also stops cross-site requests: a browser sends no JSON to another site without a preflight.
         if !is_json(&request) {
             return Err(Problem::not_json());
@@ -65,10 +65,10 @@ fn is_json(request: &Request) -> bool {
 /// Query parameters.
 pub(super) struct Params<T>(pub(super) T);
 
-impl<T: DeserializeOwned> FromRequestParts<App> for Params<T> {
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Params<T> {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Params<T>, Problem> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Params<T>, Problem> {
         // The decoder would replace invalid bytes by another character.
         let query = parts.uri.query().unwrap_or_default();
         if percent_encoding::percent_decode_str(query).decode_utf8().is_err() {

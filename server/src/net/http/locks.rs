@@ -12,10 +12,11 @@ use super::client::Client;
 use super::input::{Json, Params};
 use super::problem::Problem;
 use super::shapes::{
-    Acquire, Break, Broken, Cancel, Cancelled, Granted, Lock, Locks, Page, RaiseTokens, Release, Resize, Shown,
+    Acquire, Break, Broken, Cancel, Cancelled, Granted, Locks, Page, RaiseTokens, Release, Resize, Shown,
     TokensRaised, holder,
 };
 use crate::node::{RequestContext, Response};
+use crate::page::lock::Lock;
 use crate::request::{AcquireRequest, Query, Request};
 
 /// Acquires locks, all or none, and waits for them up to `wait_ms`. A client that closes its connection

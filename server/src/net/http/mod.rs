@@ -10,6 +10,7 @@ mod input;
 mod listener;
 mod locks;
 mod metrics;
+pub(crate) mod page;
 mod problem;
 mod relay;
 mod routes;
@@ -183,7 +184,7 @@ impl Drop for Running {
 }
 
 /// Starts the HTTP server.
-pub(crate) fn start(http: Http, service: ServiceHandle, server: &Server) -> io::Result<Running> {
+pub(crate) fn start(http: Http, service: ServiceHandle, server: &Server, resp_port: u16) -> io::Result<Running> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     http.listener.set_nonblocking(true)?;
     let listener = {
@@ -196,7 +197,9 @@ pub(crate) fn start(http: Http, service: ServiceHandle, server: &Server) -> io::
     let is_open = users.is_none() && tls.is_none();
     let authenticator = Authenticator { users: users.clone(), hosts: is_open.then(|| http.hosts.into()) };
     let dialer = server.relay().map(|relay| relay.leader_dialer());
-    let router = routes::router(service, bounds, traffic.clone(), authenticator, server.signer.clone(), dialer);
+    let page = page::begin(service.clone(), authenticator.clone(), tls.is_some(), resp_port);
+    let signer = server.signer.clone();
+    let router = routes::router(service, bounds, traffic.clone(), authenticator, signer, dialer, &page);
     let (sender, relayed) = mpsc::channel(RELAYED_BACKLOG);
     server.set_relayed_http(sender);
     let (service_bounds, limiters) = (server.bounds.clone(), server.limiters.clone());
@@ -206,6 +209,7 @@ pub(crate) fn start(http: Http, service: ServiceHandle, server: &Server) -> io::
         runtime.block_on(async {
             tokio::select! {
                 () = listener::accept(listener, relayed, shared) => {}
+                () = page.board.run() => {}
                 _ = stopped => {}
             }
         });

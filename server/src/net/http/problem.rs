@@ -121,6 +121,11 @@ impl Problem {
         Problem::new("DENIED", why)
     }
 
+    /// The engine that a page shows has failed.
+    pub(super) fn engine_failed(why: String) -> Problem {
+        Problem::new("UNAVAILABLE", why)
+    }
+
     pub(super) fn no_such_path() -> Problem {
         Problem::new("NOTFOUND", "no operation has this path")
     }

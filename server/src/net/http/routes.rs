@@ -9,6 +9,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::client::Authenticator;
+use super::page::{self, PageState};
 use super::problem::Problem;
 use super::relay::{self, RelayConfig};
 use super::traffic::{self, RequestLimit, Traffic};
@@ -69,6 +70,7 @@ pub(super) fn router(
     authenticator: Authenticator,
     signer: Option<Signer>,
     dialer: Option<LeaderDialer>,
+    page: &PageState,
 ) -> Router {
     let admit = |most| from_fn_with_state((RequestLimit::new(most), bounds), traffic::admit);
     let authenticate = from_fn_with_state(authenticator, client::authenticate);
@@ -85,6 +87,12 @@ pub(super) fn router(
         .merge(operation())
         .split_for_parts();
     access::describe(&mut description);
+    // The page is for browsers; the description is for programs.
+    let identify = from_fn_with_state(page.clone(), page::identify);
+    let router = router
+        .merge(page::at_once().layer(admit(bounds.at_once)).layer(identify.clone()).layer(relay(false)))
+        .merge(page::streams().layer(admit(bounds.watching)).layer(identify).layer(relay(true)))
+        .merge(page::files());
     let openapi = description.to_json().unwrap_or_default().into();
     router
         .fallback(async || Problem::no_such_path())

@@ -1,12 +1,13 @@
 //! The bodies of requests and responses, as JSON.
 
-use palisade_core::{Delay, LockName, Mode, RequestNo, SessionId, Token, Ttl, Value};
+use palisade_core::{Delay, LockName, Mode, RequestNo, SessionId, Token, Ttl};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::problem::Problem;
-use crate::net::words::{EventReport, ending, mode_word};
-use crate::node::{HolderReport, LeaderReport, LockReport, WaiterReport};
+use crate::net::words::EventReport;
+use crate::node::{LeaderReport, LockReport};
+use crate::page::lock::{Lock, text};
 use crate::request::Holder as RequestHolder;
 
 /// A session to be opened.
@@ -345,83 +346,9 @@ pub(super) struct Locks {
     locks: Vec<Lock>,
 }
 
-/// A lock, its holders and its waiters.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Lock {
-    name: String,
-    /// How many permits it has, if it is a semaphore.
-    limit: Option<u32>,
-    /// How many grants there are, on all pages together.
-    holder_count: u32,
-    /// How many requests wait, on all pages together.
-    waiter_count: u32,
-    /// The grants, the oldest first; a list shows 16 holders and waiters of each lock.
-    holders: Vec<Holder>,
-    /// In the order in which they came, behind the last of the holders.
-    waiters: Vec<Waiter>,
-    /// Where the next page of holders and waiters begins; 0 after the last.
-    cursor: u32,
-    /// What its holder publishes. What is not UTF-8 is shown as U+FFFD.
-    value: Option<String>,
-    /// The last grants that ended, oldest first.
-    history: Vec<Ended>,
-}
-
 impl Locks {
     pub(super) fn new(cursor: u32, locks: Vec<LockReport>) -> Locks {
         Locks { cursor, locks: locks.into_iter().map(Into::into).collect() }
-    }
-}
-
-/// Returns a published value as text. Bytes that are not UTF-8 become U+FFFD.
-fn text(value: &Value) -> String {
-    String::from_utf8_lossy(value.as_bytes()).into_owned()
-}
-
-impl From<LockReport> for Lock {
-    fn from(report: LockReport) -> Lock {
-        Lock {
-            name: report.name.as_str().to_owned(),
-            limit: report.limit,
-            holder_count: report.holder_count,
-            waiter_count: report.waiter_count,
-            holders: report.holders.into_iter().map(Into::into).collect(),
-            waiters: report.waiters.into_iter().map(Into::into).collect(),
-            cursor: report.cursor,
-            value: report.value.as_ref().map(text),
-            history: report.history.iter().map(Into::into).collect(),
-        }
-    }
-}
-
-impl From<HolderReport> for Holder {
-    fn from(report: HolderReport) -> Holder {
-        let (mode, permits) = mode_word(report.mode);
-        let (session, label) = report.session.unzip();
-        Holder {
-            token: report.token.get(),
-            mode: mode.to_owned(),
-            permits,
-            session: session.map(SessionId::get),
-            label: label.map(|label| label.as_str().to_owned()),
-            held_for_ms: report.held_for_ms,
-            time_left_ms: report.time_left_ms,
-        }
-    }
-}
-
-impl From<WaiterReport> for Waiter {
-    fn from(report: WaiterReport) -> Waiter {
-        let (mode, permits) = mode_word(report.mode);
-        let label = report.label.as_str().to_owned();
-        Waiter { session: report.session.get(), label, mode: mode.to_owned(), permits }
-    }
-}
-
-impl From<&palisade_core::Ended> for Ended {
-    fn from(ended: &palisade_core::Ended) -> Ended {
-        let label = ended.label.as_str().to_owned();
-        Ended { token: ended.token.get(), session: ended.session.get(), label, how: ending(&ended.how) }
     }
 }
 
@@ -430,61 +357,6 @@ impl From<LeaderReport> for Leader {
         let (value, label) = (text(&report.value), report.label.as_str().to_owned());
         Leader { value, token: report.token.get(), session: report.session.get(), label }
     }
-}
-
-impl Lock {
-    /// Returns a lock without holders and waiters.
-    pub(super) fn unused(name: &LockName) -> Lock {
-        let name = name.as_str().to_owned();
-        Lock {
-            name,
-            limit: None,
-            holder_count: 0,
-            waiter_count: 0,
-            holders: Vec::new(),
-            waiters: Vec::new(),
-            cursor: 0,
-            value: None,
-            history: Vec::new(),
-        }
-    }
-}
-
-/// A grant of a lock.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Holder {
-    token: u64,
-    /// `exclusive`, `shared` or `permits`.
-    mode: String,
-    /// How many, if it is a semaphore.
-    permits: Option<u32>,
-    /// Null when the session expired and the lock is withheld.
-    session: Option<u64>,
-    label: Option<String>,
-    held_for_ms: Option<u64>,
-    /// How long the session still lives without a keep-alive.
-    time_left_ms: Option<u64>,
-}
-
-/// A request in the queue of a lock.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Waiter {
-    session: u64,
-    label: String,
-    /// `exclusive`, `shared` or `permits`.
-    mode: String,
-    /// How many, if it is a semaphore.
-    permits: Option<u32>,
-}
-
-/// A grant that has ended.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Ended {
-    token: u64,
-    session: u64,
-    label: String,
-    /// `released`, `closed`, `expired`, or the operator that took it away and the reason.
-    how: String,
 }
 
 /// An election.

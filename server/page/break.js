@@ -1,0 +1,90 @@
+// The form that takes a lock away from its holders.
+
+import { breakLock } from './api.js';
+import { el, foreign } from './dom.js';
+import { brief, count, shown } from './format.js';
+import { holderName } from './rows.js';
+
+const field = (title, input, hint) => el('label', { class: 'field tall' }, el('span', null, title), input, hint ? el('small', null, hint) : null);
+
+const text = (name) => el('input', { name, type: 'text', required: true, autocomplete: 'off', spellcheck: 'false' });
+
+/** A form for the grants that the operator saw when it was opened. */
+export class BreakForm {
+  #name;
+  #tokens;
+  #warnedOf = null;
+  #reason = text('reason');
+  #typed = text('lock');
+  #grant = el('select', { name: 'grant' });
+  #button = el('button', { type: 'submit', class: 'danger', disabled: true }, 'Take it away');
+  #outcome = el('div', { role: 'status' });
+  #form;
+  element = el('details', { class: 'break' });
+
+  constructor(name, holders, onDone) {
+    this.#name = name;
+    this.onDone = onDone;
+    this.#reset(holders);
+    this.element.append(el('summary', null, 'Take this lock away (break)'));
+    this.#form = el('form', { onsubmit: (event) => this.#submit(event), oninput: () => this.#check() },
+      el('p', null, 'For a holder that hangs. The old holder is notified, but it may still write. The token moves on, so that you can seal the resource with it.'),
+      field('Which grants end', this.#grant, 'If the grant is over before, nothing happens.'),
+      field('Why? It is recorded', this.#reason),
+      field('Type the name of the lock', this.#typed, brief(name, 200)),
+      this.#button);
+    this.element.append(this.#form, this.#outcome);
+  }
+
+  /** Takes over the holders, unless the operator is filling in the form. */
+  update(holders) {
+    const tokens = holders.map(({ token }) => token).join();
+    if (tokens === this.#tokens) return;
+    const isUntouched = this.#reason.value === '' && this.#typed.value === '';
+    if (isUntouched) {
+      this.#reset(holders);
+    } else if (this.#warnedOf !== tokens) {
+      this.#warnedOf = tokens;
+      const again = () => { this.#reset(holders); this.#outcome.replaceChildren(); };
+      this.#outcome.replaceChildren(el('p', { class: 'warn' }, 'The lock has changed hands since you opened this form. '),
+        el('button', { type: 'button', onclick: again }, 'Show the holders of now'));
+    }
+  }
+
+  #reset(holders) {
+    this.#tokens = holders.map(({ token }) => token).join();
+    const one = ({ token, ...holder }) => el('option', { value: token }, `token ${token} of ${brief(holderName(holder), 80)}`);
+    const all = holders.length === 1 ? [] : [el('option', { value: '' }, `all ${count(holders.length, 'grant', 'grants')}`)];
+    this.#grant.replaceChildren(...all, ...holders.slice(0, 100).map(one));
+  }
+
+  #isConfirmed() {
+    // A name with a line break cannot be typed, so its escaped form counts too.
+    return [this.#name, shown(this.#name)].includes(this.#typed.value) && this.#reason.value.trim() !== '';
+  }
+
+  #check() {
+    this.#button.disabled = !this.#isConfirmed();
+  }
+
+  async #submit(event) {
+    event.preventDefault();
+    if (!this.#isConfirmed()) return;
+    this.#button.disabled = true;
+    const token = this.#grant.value === '' ? {} : { token: Number(this.#grant.value) };
+    try {
+      this.#showDone(await breakLock({ lock: this.#name, reason: this.#reason.value.trim(), ...token }));
+    } catch (problem) {
+      this.#outcome.replaceChildren(el('p', { class: 'warn' }, `The lock was not taken away: ${brief(problem.message, 300)} `, problem.whatToDo ? foreign(problem.whatToDo, 300) : null));
+      this.#check();
+    }
+  }
+
+  #showDone({ grants, moved_to: movedTo }) {
+    this.#form.reset();
+    this.onDone();
+    this.#outcome.replaceChildren(
+      el('p', null, `${count(grants, 'grant has', 'grants have')} ended, the token moved on to ${movedTo}.`),
+      el('p', null, el('strong', null, `Seal the resource with ${movedTo}.`), ' It then refuses every lower token. Until then the old holder may still write.'));
+  }
+}

@@ -1,0 +1,177 @@
+// The connection to the service, and the rows and numbers that it sends.
+
+import { Lock } from './rows.js';
+
+const OLD_AFTER = 3000;
+const SAMPLES = 900;
+const RETRY_FIRST = 500;
+const RETRY_MOST = 10_000;
+/** A stream that is silent for this long is dead, even if no error was reported (a suspended laptop, a lost network). */
+const SILENT_MOST = 12_000;
+
+/** What the service has sent, and how old it is. */
+export class Store extends EventTarget {
+  locks = new Map();
+  /** The names whose lock has changed since the page last drew. */
+  changed = new Set();
+  samples = [];
+  members = null;
+  complete = false;
+  trouble = null;
+  connected = false;
+  #board = null;
+  #generation = 0;
+  #offset = 0;
+  #receivedAt = null;
+
+  /**
+   * Returns the time on the board's clock. It stops when the data is old: the page knows nothing about the time
+   * after that.
+   */
+  now() {
+    const latest = (this.#receivedAt ?? performance.now()) + OLD_AFTER;
+    return Math.min(performance.now(), latest) - this.#offset;
+  }
+
+  /** Returns how many milliseconds ago the last message came, or `null` before the first. */
+  age() {
+    return this.#receivedAt === null ? null : performance.now() - this.#receivedAt;
+  }
+
+  /** Returns `live`, `old`, `lost`, or `connecting` before the first message. */
+  state() {
+    if (this.#receivedAt === null) return 'connecting';
+    if (!this.connected) return 'lost';
+    return this.age() > OLD_AFTER ? 'old' : 'live';
+  }
+
+  start({ now, board, numbers }) {
+    // The times of another process are on another clock. Of the same process, rows stay until their successors came.
+    if (board !== this.#board) this.#forgetAll();
+    this.#board = board;
+    this.#generation += 1;
+    this.complete = false;
+    this.samples = numbers;
+    this.#received(now);
+  }
+
+  rows({ now, rows, gone, complete }) {
+    for (const row of rows) {
+      this.locks.set(row.name, new Lock(row, this.#generation));
+      this.changed.add(row.name);
+    }
+    for (const name of gone) this.#forget(name);
+    if (complete && !this.complete) this.#forgetOlderGenerations();
+    this.complete ||= complete;
+    this.trouble = null;
+    this.#received(now);
+  }
+
+  numbers({ now, sample, members }) {
+    this.samples.push(sample);
+    if (this.samples.length > SAMPLES) this.samples.splice(0, this.samples.length - SAMPLES);
+    this.members = members;
+    this.#received(now);
+  }
+
+  troubled({ now, text }) {
+    this.trouble = text;
+    this.#received(now);
+  }
+
+  disconnected() {
+    this.connected = false;
+    this.#announce();
+  }
+
+  #received(now) {
+    this.#receivedAt = performance.now();
+    this.#offset = this.#receivedAt - now;
+    this.connected = true;
+    this.#announce();
+  }
+
+  #announce() {
+    this.dispatchEvent(new Event('change'));
+  }
+
+  #forget(name) {
+    if (this.locks.delete(name)) this.changed.add(name);
+  }
+
+  #forgetAll() {
+    for (const name of [...this.locks.keys()]) this.#forget(name);
+  }
+
+  #forgetOlderGenerations() {
+    for (const [name, { generation }] of this.locks) {
+      if (generation !== this.#generation) this.#forget(name);
+    }
+  }
+}
+
+/** Keeps a stream open, and opens it again when it fails. */
+export class Connection {
+  #store;
+  #mayReconnect;
+  #source = null;
+  #timer = null;
+  #silence = null;
+  #delay = RETRY_FIRST;
+
+  /** `mayReconnect` is asked before each new stream. It resolves to `false` if a login is needed first. */
+  constructor(store, mayReconnect) {
+    this.#store = store;
+    this.#mayReconnect = mayReconnect;
+  }
+
+  open() {
+    this.close();
+    const source = new EventSource('/page/stream');
+    const on = (event, handle) => source.addEventListener(event, ({ data }) => {
+      this.#delay = RETRY_FIRST;
+      this.#expectMessage();
+      handle(JSON.parse(data));
+    });
+    on('start', (message) => this.#store.start(message));
+    on('rows', (message) => this.#store.rows(message));
+    on('numbers', (message) => this.#store.numbers(message));
+    on('trouble', (message) => this.#store.troubled(message));
+    source.addEventListener('error', () => this.#failed());
+    this.#source = source;
+    this.#expectMessage();
+  }
+
+  close() {
+    clearTimeout(this.#timer);
+    clearTimeout(this.#silence);
+    this.#source?.close();
+    this.#source = null;
+  }
+
+  #expectMessage() {
+    clearTimeout(this.#silence);
+    this.#silence = setTimeout(() => this.#retry(), SILENT_MOST);
+  }
+
+  #failed() {
+    this.#store.disconnected();
+    // The browser retries a broken stream by itself; after an HTTP error it gives up.
+    if (this.#source?.readyState === EventSource.CLOSED) this.#retryLater();
+  }
+
+  #retryLater() {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#retry(), this.#delay);
+    this.#delay = Math.min(RETRY_MOST, this.#delay * 2);
+  }
+
+  async #retry() {
+    this.close();
+    try {
+      if (await this.#mayReconnect()) this.open();
+    } catch {
+      this.#retryLater();
+    }
+  }
+}

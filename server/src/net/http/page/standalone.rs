@@ -1,0 +1,181 @@
+//! The page of any engine, for the one who has started it.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{RawQuery, Request, State};
+use axum::http::{Method, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::sse::{KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json as Answer, Router};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use palisade_core::{LockName, Token};
+use serde::Deserialize;
+use subtle::ConstantTimeEq;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tower::ServiceExt;
+
+use super::super::input::{Json, Params};
+use super::super::problem::Problem;
+use super::super::shapes::Named;
+use super::super::{Bounds, host, input};
+use super::{Me, check_origin, cookie, guarded, static_files};
+use crate::page::{Board, Broken, Details, Reader, details, stream};
+
+/// The most connections at once.
+const CONNECTIONS: usize = 256;
+/// How often a page gets a comment while nothing happens.
+const SILENCE: Duration = Duration::from_secs(15);
+/// How long the head of a request may take, and how long a connection may be idle.
+const HEAD: Duration = Duration::from_secs(30);
+const COOKIE: &str = "palisade-page";
+
+/// What a page says about the engine that it shows, and who may read it.
+#[derive(Debug, Clone)]
+pub struct Standalone {
+    /// The engine.
+    pub engine: String,
+    /// Where it is, without a password.
+    pub place: String,
+    /// The beginning of a command that shows the same locks, without a password.
+    pub command: String,
+    /// Whether locks can be taken away from the page.
+    pub may_break: bool,
+    /// The key that a browser presents once, as `/?key=`. Other users of this machine do not know it.
+    pub key: String,
+}
+
+#[derive(Clone)]
+struct Shown {
+    board: Arc<Board>,
+    about: Arc<Standalone>,
+}
+
+/// Serves the page until this is dropped. The caller runs the board.
+///
+/// # Errors
+///
+/// The socket fails.
+pub async fn serve_page(listener: TcpListener, board: Arc<Board>, about: Standalone) -> io::Result<()> {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let router = router(Shown { board, about: Arc::new(about) });
+    loop {
+        let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
+        let (stream, _) = listener.accept().await?;
+        let router = router.clone();
+        tokio::spawn(async move {
+            let _place = place;
+            let service = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
+                router.clone().oneshot(request.map(axum::body::Body::new))
+            });
+            let mut protocol = http1::Builder::new();
+            protocol.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(32 << 10);
+            if let Err(error) = protocol.serve_connection(TokioIo::new(stream), service).await {
+                tracing::debug!(%error, "a connection of the page ended badly");
+            }
+        });
+    }
+}
+
+fn router(shown: Shown) -> Router {
+    Router::new()
+        .route("/page/me", get(me))
+        .route("/page/stream", get(follow))
+        .route("/page/lock", get(show))
+        .route("/page/break", post(take_away))
+        .route("/page/{file}", get(static_files::asset))
+        .route("/", get(static_files::index))
+        .fallback(async || Problem::no_such_path())
+        .layer(from_fn_with_state(shown.clone(), admit))
+        .with_state(shown)
+}
+
+/// Admits requests of browsers that have presented the key.
+async fn admit(State(shown): State<Shown>, RawQuery(query): RawQuery, request: Request, next: Next) -> Response {
+    if let Err(problem) = host::check(&[], request.uri(), request.headers()) {
+        return guarded(problem);
+    }
+    let is_key = |given: &str| bool::from(given.as_bytes().ct_eq(shown.about.key.as_bytes()));
+    let given = query.as_deref().and_then(|query| query.strip_prefix("key="));
+    if request.uri().path() == "/" && given.is_some_and(is_key) {
+        let cookie = format!("{COOKIE}={}; Path=/; HttpOnly; SameSite=Strict", shown.about.key);
+        return guarded((StatusCode::SEE_OTHER, [(header::LOCATION, "/".to_owned()), (header::SET_COOKIE, cookie)]));
+    }
+    if !cookie(request.headers(), COOKIE).is_some_and(is_key) {
+        let why = "open the address that `palisade page` has printed: it has a key that only you know";
+        return guarded(Problem::denied(why));
+    }
+    if request.method() != Method::GET
+        && let Err(problem) = check_origin(request.uri(), request.headers())
+    {
+        return guarded(problem);
+    }
+    match input::read_body(request, &Bounds::default()).await {
+        Ok(request) => guarded(next.run(request).await),
+        Err(problem) => guarded(problem),
+    }
+}
+
+async fn me(State(shown): State<Shown>) -> Answer<Me> {
+    let about = &shown.about;
+    Answer(Me {
+        engine: about.engine.clone(),
+        r#where: about.place.clone(),
+        version: env!("CARGO_PKG_VERSION"),
+        user: None,
+        login: false,
+        may_break: about.may_break,
+        command: about.command.clone(),
+    })
+}
+
+/// The one who has started the page, with the rights of the engine's client.
+struct Owner;
+
+impl Reader for Owner {
+    fn sees_all(&self) -> bool {
+        true
+    }
+
+    fn sees(&self, _: &str) -> bool {
+        true
+    }
+
+    fn is_over(&self) -> bool {
+        false
+    }
+}
+
+async fn follow(State(shown): State<Shown>) -> impl IntoResponse {
+    Sse::new(stream(&shown.board, Owner)).keep_alive(KeepAlive::new().interval(SILENCE))
+}
+
+async fn show(State(shown): State<Shown>, Params(Named { name }): Params<Named>) -> Result<Answer<Details>, Problem> {
+    let lock = shown.board.source().lock(name.clone()).await.map_err(Problem::engine_failed)?;
+    Ok(Answer(details(&shown.board, name.as_str(), lock)))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TakeAway {
+    lock: LockName,
+    token: Option<Token>,
+    reason: String,
+}
+
+async fn take_away(
+    State(shown): State<Shown>,
+    Json(TakeAway { lock, token, reason }): Json<TakeAway>,
+) -> Result<Answer<Broken>, Problem> {
+    if !shown.about.may_break {
+        return Err(Problem::denied("this page only shows; start it with --allow-break"));
+    }
+    let broken = shown.board.source().take_away(lock, token, reason).await;
+    broken.map(Answer).map_err(Problem::engine_failed)
+}

@@ -1,0 +1,134 @@
+//! What one page gets: the board's rows as far as its user may see them.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::response::sse;
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use serde::Serialize;
+use tokio::sync::broadcast::error::RecvError;
+
+use super::board::{Board, Message, Opening, Row, RowHolder, RowWaiter, Rows, json, rows_json};
+use super::lock::{Ended, Lock};
+use super::moments::Moment;
+use super::numbers::Sample;
+
+/// How many rows one message has when a page begins.
+const ROWS: usize = 250;
+
+/// Who reads a page.
+pub(crate) trait Reader: Send + 'static {
+    /// Whether the reader may see every lock.
+    fn sees_all(&self) -> bool;
+    /// Whether the reader may see this lock.
+    fn sees(&self, lock: &str) -> bool;
+    /// Whether the page ends, because the reader's rights have changed.
+    fn is_over(&self) -> bool;
+}
+
+#[derive(Serialize)]
+struct Start {
+    now: u64,
+    numbers: Vec<Sample>,
+}
+
+#[derive(Serialize)]
+struct Trouble {
+    now: u64,
+    text: String,
+}
+
+struct Page<R> {
+    reader: R,
+    opening: Opening,
+    has_started: bool,
+    /// Whether the page has all rows that there were when it began.
+    is_loaded: bool,
+}
+
+/// Returns the events of a page: everything that there is, and then what changes. It ends when the page reads too slowly.
+pub(crate) fn stream<R: Reader>(
+    board: &Board,
+    reader: R,
+) -> impl Stream<Item = Result<sse::Event, Infallible>> + use<R> {
+    let page = Page { reader, opening: board.open(), has_started: false, is_loaded: false };
+    unfold(page, async |mut page| page.next().await.map(|event| (Ok(event), page)))
+}
+
+fn event(name: &str, data: &str) -> sse::Event {
+    sse::Event::default().event(name).data(data)
+}
+
+impl<R: Reader> Page<R> {
+    async fn next(&mut self) -> Option<sse::Event> {
+        if !self.has_started {
+            self.has_started = true;
+            let numbers = std::mem::take(&mut self.opening.samples);
+            return Some(event("start", &json(&Start { now: self.opening.now, numbers })));
+        }
+        if !self.is_loaded {
+            return Some(self.load());
+        }
+        if let Some(text) = self.opening.trouble.take() {
+            return Some(event("trouble", &json(&Trouble { now: self.opening.now, text })));
+        }
+        let message = match self.opening.messages.recv().await {
+            Ok(message) => message,
+            // It gets everything again when it comes back.
+            Err(RecvError::Lagged(_) | RecvError::Closed) => return None,
+        };
+        if self.reader.is_over() {
+            return None;
+        }
+        Some(match message {
+            Message::Rows(rows) => event("rows", &self.rows(&rows)),
+            Message::Numbers(json) => event("numbers", &json),
+            Message::Trouble(json) => event("trouble", &json),
+        })
+    }
+
+    /// Returns the next of the rows that there were when the page began.
+    fn load(&mut self) -> sse::Event {
+        let mut rows = Vec::new();
+        while rows.len() < ROWS
+            && let Some(row) = self.opening.rows.pop_front()
+        {
+            if self.reader.sees(&row.name) {
+                rows.push(row);
+            }
+        }
+        self.is_loaded = self.opening.rows.is_empty();
+        let complete = self.is_loaded && self.opening.is_complete;
+        event("rows", &rows_json(self.opening.now, &rows, &[], complete))
+    }
+
+    fn rows(&self, all: &Rows) -> Arc<str> {
+        if self.reader.sees_all() {
+            return all.json.clone();
+        }
+        let rows: Vec<_> = all.rows.iter().filter(|row| self.reader.sees(&row.name)).cloned().collect();
+        let gone: Vec<_> = all.gone.iter().filter(|name| self.reader.sees(name)).cloned().collect();
+        rows_json(all.now, &rows, &gone, all.complete)
+    }
+}
+
+/// One lock with everything that is known of it.
+#[derive(Serialize)]
+pub(crate) struct Details {
+    now: u64,
+    row: Option<Row>,
+    holders: Vec<RowHolder>,
+    waiters: Vec<RowWaiter>,
+    history: Vec<Ended>,
+    timeline: Vec<Moment>,
+}
+
+/// Returns one lock, of which the caller has read the state.
+pub(crate) fn details(board: &Board, name: &str, lock: Option<Lock>) -> Details {
+    let history = lock.as_ref().map(|lock| lock.history.clone()).unwrap_or_default();
+    let (now, row, timeline) = board.details(lock, name);
+    let holders = row.as_ref().map(|row| row.holders.clone()).unwrap_or_default();
+    let waiters = row.as_ref().map(|row| row.waiters.clone()).unwrap_or_default();
+    Details { now, row, holders, waiters, history, timeline }
+}
