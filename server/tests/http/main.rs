@@ -4,6 +4,7 @@ mod attacks;
 mod bad_input;
 mod bounds;
 mod client;
+mod dashboards;
 mod description;
 mod numbers;
 mod operations;

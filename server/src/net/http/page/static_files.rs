@@ -51,8 +51,9 @@ const HEADERS: [(HeaderName, &str); 5] = [
     (header::CACHE_CONTROL, "no-store"),
 ];
 
-/// Adds the security headers.
+/// Adds the security headers. A browser would answer a challenge with a dialog of its own, so there is none.
 pub(super) fn guard(mut response: Response) -> Response {
+    response.headers_mut().remove(header::WWW_AUTHENTICATE);
     for (name, value) in HEADERS {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
