@@ -29,8 +29,8 @@ Examples:
   palisade --url postgres://app@db/app page --port 8080
   palisade page --allow-break --no-open
 
-The address has a key, so that other users of this host cannot open the page. Ends with Ctrl-C. `palisade serve` offers the
-same page on its HTTP port.";
+The address has a key, so that other users of this host cannot open the page. Ends with Ctrl-C. `palisade serve` \
+offers the same page on its HTTP port.";
 
 /// The options of `palisade page`.
 #[derive(Debug, clap::Args)]

@@ -131,15 +131,15 @@ class Page {
   #showState() {
     const loggedOut = this.#me?.login ?? false;
     const state = this.#isUnreachable ? 'lost' : loggedOut ? 'live' : this.#store.state();
-    const { trouble } = this.#store;
+    const { outage } = this.#store;
     const age = this.#store.age();
     setText(part('alert'), state === 'lost' ? 'The connection to the service is lost. Connecting again …' : '');
-    setText(part('status'), statusText(state, trouble));
+    setText(part('status'), statusText(state, outage));
     setText(part('age'), (state === 'lost' || state === 'old') && age !== null ? `The data is ${wholeSeconds(age)} old.` : '');
     setText(part('state'), loggedOut ? '' : { live: 'Live', old: 'Old data', lost: 'Connection lost', connecting: 'Connecting' }[state]);
     const root = document.documentElement.dataset;
     if (root.state !== state) root.state = state;
-    const trust = String(state === 'live' && trouble === null);
+    const trust = String(state === 'live' && outage === null);
     if (root.current !== trust) root.current = trust;
   }
 
@@ -162,9 +162,9 @@ class Page {
 
 const wholeSeconds = (ms) => (ms < 10_000 ? `${Math.floor(ms / 1000)}s` : time(ms));
 
-function statusText(state, trouble) {
+function statusText(state, outage) {
   if (state === 'old') return 'The service sends nothing at the moment.';
-  if (state === 'live' && trouble !== null) return `The service cannot read the locks at the moment: ${brief(trouble, 300)}`;
+  if (state === 'live' && outage !== null) return `The service cannot read the locks at the moment: ${brief(outage, 300)}`;
   return '';
 }
 

@@ -17,7 +17,7 @@ export class Store extends EventTarget {
   samples = [];
   members = null;
   complete = false;
-  trouble = null;
+  outage = null;
   connected = false;
   #board = null;
   #generation = 0;
@@ -63,7 +63,7 @@ export class Store extends EventTarget {
     for (const name of gone) this.#forget(name);
     if (complete && !this.complete) this.#forgetOlderGenerations();
     this.complete ||= complete;
-    this.trouble = null;
+    this.outage = null;
     this.#received(now);
   }
 
@@ -74,8 +74,8 @@ export class Store extends EventTarget {
     this.#received(now);
   }
 
-  troubled({ now, text }) {
-    this.trouble = text;
+  failed({ now, text }) {
+    this.outage = text;
     this.#received(now);
   }
 
@@ -136,7 +136,7 @@ export class Connection {
     on('start', (message) => this.#store.start(message));
     on('rows', (message) => this.#store.rows(message));
     on('numbers', (message) => this.#store.numbers(message));
-    on('trouble', (message) => this.#store.troubled(message));
+    on('outage', (message) => this.#store.failed(message));
     source.addEventListener('error', () => this.#failed());
     this.#source = source;
     this.#expectMessage();

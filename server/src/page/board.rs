@@ -50,7 +50,7 @@ struct State {
     samples: Samples,
     counts: EventCounts,
     moments: Moments,
-    trouble: Option<String>,
+    outage: Option<String>,
 }
 
 /// A lock in the list. Times are those of the board.
@@ -93,7 +93,7 @@ pub(crate) struct RowWaiter {
 pub(super) enum Message {
     Rows(Arc<Rows>),
     Numbers(Arc<str>),
-    Trouble(Arc<str>),
+    Outage(Arc<str>),
 }
 
 /// Rows that have changed.
@@ -113,7 +113,7 @@ pub(super) struct Opening {
     pub(super) samples: Vec<Sample>,
     pub(super) rows: VecDeque<Arc<Row>>,
     pub(super) is_complete: bool,
-    pub(super) trouble: Option<String>,
+    pub(super) outage: Option<String>,
     pub(super) messages: broadcast::Receiver<Message>,
 }
 
@@ -146,7 +146,7 @@ impl Board {
             samples: state.samples.kept().iter().cloned().collect(),
             rows: state.rows.values().cloned().collect(),
             is_complete: state.is_complete,
-            trouble: state.trouble.clone(),
+            outage: state.outage.clone(),
             messages: self.messages.subscribe(),
         };
         self.opened.notify_one();
@@ -203,20 +203,20 @@ impl Board {
             if has_counters && self.messages.receiver_count() == 0 {
                 self.opened.notified().await;
             }
-            if let Err(trouble) = self.follow(has_counters).await {
-                tracing::debug!(%trouble, "the page cannot follow the locks");
-                self.report(trouble);
+            if let Err(outage) = self.follow(has_counters).await {
+                tracing::debug!(%outage, "the page cannot follow the locks");
+                self.report(outage);
                 sleep(Duration::from_secs(1)).await;
             }
         }
     }
 
-    fn report(&self, trouble: String) {
+    fn report(&self, outage: String) {
         let mut state = self.state();
-        let json = json(&Trouble { now: self.now(), text: &trouble });
-        (state.trouble, state.is_complete) = (Some(trouble), false);
+        let json = json(&Outage { now: self.now(), text: &outage });
+        (state.outage, state.is_complete) = (Some(outage), false);
         drop(state);
-        self.send(Message::Trouble(json));
+        self.send(Message::Outage(json));
     }
 
     /// Follows the source until it fails, or until no page has been open for a while.
@@ -287,7 +287,7 @@ impl Board {
         for name in gone {
             state.update(&name, None, now);
         }
-        (state.is_complete, state.trouble) = (true, None);
+        (state.is_complete, state.outage) = (true, None);
         // A list that takes long is read less often.
         Ok(Swept { next_at: began + SWEEP.max(took * 10) })
     }
@@ -450,10 +450,11 @@ impl Row {
     }
 }
 
+/// Says why the source cannot be read.
 #[derive(Serialize)]
-struct Trouble<'a> {
-    now: u64,
-    text: &'a str,
+pub(super) struct Outage<'a> {
+    pub(super) now: u64,
+    pub(super) text: &'a str,
 }
 
 #[derive(Serialize)]

@@ -9,7 +9,7 @@ use futures_util::stream::unfold;
 use serde::Serialize;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::board::{Board, Message, Opening, Row, RowHolder, RowWaiter, Rows, json, rows_json};
+use super::board::{Board, Message, Opening, Outage, Row, RowHolder, RowWaiter, Rows, json, rows_json};
 use super::lock::{Ended, Lock};
 use super::moments::Moment;
 use super::numbers::Sample;
@@ -17,7 +17,7 @@ use super::numbers::Sample;
 /// How many rows one message has when a page begins.
 const ROWS: usize = 250;
 
-/// Who reads a page.
+/// The reader of a page.
 pub(crate) trait Reader: Send + 'static {
     /// Whether the reader may see every lock.
     fn sees_all(&self) -> bool;
@@ -31,12 +31,6 @@ pub(crate) trait Reader: Send + 'static {
 struct Start {
     now: u64,
     numbers: Vec<Sample>,
-}
-
-#[derive(Serialize)]
-struct Trouble {
-    now: u64,
-    text: String,
 }
 
 struct Page<R> {
@@ -70,8 +64,8 @@ impl<R: Reader> Page<R> {
         if !self.is_loaded {
             return Some(self.load());
         }
-        if let Some(text) = self.opening.trouble.take() {
-            return Some(event("trouble", &json(&Trouble { now: self.opening.now, text })));
+        if let Some(text) = self.opening.outage.take() {
+            return Some(event("outage", &json(&Outage { now: self.opening.now, text: &text })));
         }
         let message = match self.opening.messages.recv().await {
             Ok(message) => message,
@@ -84,7 +78,7 @@ impl<R: Reader> Page<R> {
         Some(match message {
             Message::Rows(rows) => event("rows", &self.rows(&rows)),
             Message::Numbers(json) => event("numbers", &json),
-            Message::Trouble(json) => event("trouble", &json),
+            Message::Outage(json) => event("outage", &json),
         })
     }
 

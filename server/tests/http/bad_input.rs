@@ -201,7 +201,7 @@ fn invalid_paths_queries_and_methods_are_refused() {
     let token = client.hold("held", session);
     let mut page = String::new();
     let paths = [
-        "/",
+        "/nothing",
         "/v1",
         "/v1/locks/",
         "/v2/locks",
