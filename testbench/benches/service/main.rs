@@ -3,6 +3,7 @@
 //! - W1: acquire and release on distinct locks, one connection a client. One client's cycles also beside what nobody can
 //!   do faster, turn about: two round trips on loopback, and twice a few bytes made durable.
 //! - W2: one hot lock and 64 contenders; a hand-over counts only when another client gets it.
+//! - 200 open pages: how much they slow down W1 with 64 clients. With `PALISADE_BENCH_PAGES` nothing else is measured.
 //! - 100,000 sessions with a lock each: what it costs to keep them alive, and what others notice when all end at once.
 //!
 //! Real processes of one node each, closed loop, turn about, since what else happens on the machine changes from second to
@@ -17,6 +18,7 @@ mod expiry;
 mod fifo;
 mod floors;
 mod ours;
+mod pages;
 mod redis;
 mod resp;
 mod sample;
@@ -78,6 +80,10 @@ fn measure() -> Result<(), Absent> {
     let folder = temporary.path().canonicalize()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     table::heading(seconds);
+    let crowded = &WORKLOADS[1];
+    if std::env::var_os("PALISADE_BENCH_PAGES").is_some() {
+        return pages::measure(&runtime, &folder.join("pages"), crowded, length);
+    }
     // While the others do not run: what they do when they have nothing to do is felt at this scale.
     let service = alone(&folder.join("alone"))?;
     table::print_floors(&floors::beside(&service, &folder, length * ROUNDS as u32));
@@ -93,6 +99,7 @@ fn measure() -> Result<(), Absent> {
     if let Some(csv) = std::env::var_os("PALISADE_BENCH_CSV") {
         chart.save(Path::new(&csv))?;
     }
+    pages::measure(&runtime, &folder.join("pages"), crowded, length)?;
     let service = alone(&folder.join("crowd"))?;
     runtime.block_on(async {
         let mut crowd = Crowd::gather(&service).await;
