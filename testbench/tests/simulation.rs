@@ -29,6 +29,14 @@ fn lines<'a>(lines: impl Iterator<Item = &'a str>) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
+/// Seeds that have found a fault late in their run.
+#[test]
+fn faults_that_were_found_late_do_not_come_back() {
+    let seed = 7228;
+    let outcome = run(&Plan::of_seed(seed), false);
+    assert_eq!(outcome.failure, None, "seed {seed}:\n{}", lines(outcome.trace.last_lines(60)));
+}
+
 #[test]
 fn a_seed_gives_the_same_trace_twice() {
     let [first, again, other] = [3, 3, 4].map(|seed| run(&short(seed), true).trace);

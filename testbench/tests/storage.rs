@@ -56,16 +56,20 @@ impl Node {
         Ok(())
     }
 
-    fn compact(&mut self) -> Result<(), StorageError> {
-        write_snapshot(&self.disk, &snapshot(self.acknowledged))?;
-        self.snapshot = self.acknowledged;
+    /// Writes a snapshot that lacks the last entries: they are not applied yet.
+    fn compact(&mut self, lacks: u64) -> Result<(), StorageError> {
+        let up_to = self.acknowledged.saturating_sub(lacks).max(self.snapshot + 1);
+        write_snapshot(&self.disk, &snapshot(up_to))?;
+        self.snapshot = up_to;
         self.store.forget(self.snapshot)
     }
 
     fn work(&mut self, dice: &mut Dice, steps: usize) -> Result<(), StorageError> {
         for _ in 0..steps {
             match dice.roll(8) {
-                0 if self.acknowledged > self.snapshot => self.compact()?,
+                0 if self.acknowledged > self.snapshot => self.compact(dice.roll(6) as u64)?,
+                // A vote has no entries.
+                1 => self.write(0)?,
                 _ => self.write(1 + dice.roll(4) as u64)?,
             }
         }
@@ -164,6 +168,8 @@ fn a_log_that_lost_an_entry_which_the_watermark_knows_is_refused() {
         let disk = FaultyDisk::default();
         let (mut node, _) = Node::start(disk.clone()).expect("the disk is new");
         node.work(&mut dice, 20).expect("nothing fails");
+        // So the last part of the log has an entry, and not only votes.
+        node.write(1).expect("nothing fails");
         let known = Watermark { index: node.acknowledged, tokens: 77 };
         write_watermark(&disk, known).expect("nothing fails");
         drop(node);
@@ -199,4 +205,24 @@ fn entries_that_a_received_snapshot_replaced_do_not_come_back() {
     store.append(&write).unwrap();
     let (_, found) = Store::open_with(disk, None, SEGMENT).unwrap();
     assert_eq!(found.records, [next]);
+}
+
+/// The last frame of a segment is a vote. After a restart the entries before it are still needed.
+#[test]
+fn a_segment_that_ends_with_a_vote_keeps_its_entries() {
+    let disk = FaultyDisk::default();
+    let (mut store, _) = Store::open_with(disk.clone(), None, SEGMENT).unwrap();
+    let write = |records| Write { hard_state: HardState { term: 1, vote: 1, commit: 1 }, records };
+    store.append(&write((1..=3).map(entry).collect())).unwrap();
+    store.append(&write(Vec::new())).unwrap();
+    drop(store);
+
+    let (mut store, _) = Store::open_with(disk.clone(), None, SEGMENT).unwrap();
+    // It does not fit, so another segment begins.
+    let large = Record { data: vec![4; SEGMENT].into(), ..entry(4) };
+    store.append(&write(vec![large.clone()])).unwrap();
+    write_snapshot(&disk, &snapshot(1)).unwrap();
+    store.forget(1).unwrap();
+    let (_, found) = Store::open_with(disk, None, SEGMENT).unwrap();
+    assert_eq!(found.records, [entry(2), entry(3), large]);
 }

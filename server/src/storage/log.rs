@@ -100,7 +100,8 @@ impl<D: Disk> Log<D> {
         loop {
             match frame::find(&bytes, offset, self.next_number) {
                 Found::Frame { body, end } => {
-                    index = read(body).map_err(|what| damaged(offset, &what))?;
+                    // A frame may have no entries: that of a vote.
+                    index = index.max(read(body).map_err(|what| damaged(offset, &what))?);
                     (offset, self.next_number) = (end, self.next_number + 1);
                 }
                 Found::Nothing => break,
