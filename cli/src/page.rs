@@ -14,6 +14,7 @@ use palisade_server::page::{
     Board, Broken, Changes, Counters, Ended, Holder, Lock, Member, Source, Standalone, Waiter, WatchedItem,
     serve_page, text,
 };
+use tempfile::NamedTempFile;
 use tokio::net::TcpListener;
 
 use crate::force::recorded_name;
@@ -66,7 +67,7 @@ pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Fa
         may_break: options.allow_break,
         key,
     };
-    announce(&url, options)?;
+    let _link = announce(&url, options)?;
     let board = Board::new(Arc::new(ClientSource(palisade)));
     tokio::select! {
         end = signals.stop_requested() => Err(Failure::Exit(end.exit_code())),
@@ -75,19 +76,24 @@ pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Fa
     }
 }
 
-fn announce(url: &str, options: &Options) -> io::Result<()> {
+/// Prints the address, and opens a browser. The browser gets the address from a file that is returned: other users can read the
+/// arguments of a command, and the address has the key.
+fn announce(url: &str, options: &Options) -> io::Result<Option<NamedTempFile>> {
     let mut out = anstream::stdout().lock();
     writeln!(out, "{url}")?;
     out.flush()?;
     let has_display = ["DISPLAY", "WAYLAND_DISPLAY"].iter().any(|name| std::env::var_os(name).is_some());
-    if !options.no_open && has_display && io::stdout().is_terminal() {
-        let mut open = Command::new("xdg-open");
-        open.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        if open.spawn().is_err() {
-            say("no browser was found; open the address yourself");
-        }
+    if options.no_open || !has_display || !io::stdout().is_terminal() {
+        return Ok(None);
     }
-    Ok(())
+    let mut link = tempfile::Builder::new().prefix("palisade-page-").suffix(".html").tempfile()?;
+    writeln!(link, "<!doctype html><title>Palisade</title><meta http-equiv=refresh content='0;url={url}'>")?;
+    let mut open = Command::new("xdg-open");
+    open.arg(link.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    if open.spawn().is_err() {
+        say("no browser was found; open the address yourself");
+    }
+    Ok(Some(link))
 }
 
 /// A client of any engine.

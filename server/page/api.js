@@ -5,7 +5,7 @@ const ANSWER_MOST = 10_000;
 /** A refusal or a failure of a request, with what to do about it. */
 export class Problem extends Error {
   constructor({ detail, what_to_do: whatToDo }, status) {
-    super(detail ?? `the service answered with status ${status}`);
+    super(detail ?? `The request failed with status ${status}.`);
     this.whatToDo = whatToDo ?? null;
     this.status = status;
   }
@@ -13,7 +13,7 @@ export class Problem extends Error {
 
 async function answer(path, options) {
   const response = await fetch(path, { cache: 'no-store', signal: AbortSignal.timeout(ANSWER_MOST), ...options }).catch(() => {
-    throw new Problem({ detail: 'The service does not answer.', what_to_do: 'Check that it runs.' }, null);
+    throw new Problem({ detail: 'The request got no answer.', what_to_do: 'Check that the server of this page runs and can be reached.' }, null);
   });
   if (response.ok) return response.status === 204 ? null : response.json();
   throw new Problem(await response.json().catch(() => ({})), response.status);

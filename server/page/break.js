@@ -1,8 +1,8 @@
 // The form that takes a lock away from its holders.
 
 import { breakLock } from './api.js';
-import { el, foreign } from './dom.js';
-import { brief, count, shown } from './format.js';
+import { el, prose } from './dom.js';
+import { brief, count, problemText, shown } from './format.js';
 import { holderName } from './rows.js';
 
 const field = (title, input, hint) => el('label', { class: 'field tall' }, el('span', null, title), input, hint ? el('small', null, hint) : null);
@@ -18,22 +18,23 @@ export class BreakForm {
   #typed = text('lock');
   #grant = el('select', { name: 'grant' });
   #button = el('button', { type: 'submit', class: 'danger', disabled: true }, 'Take it away');
-  #outcome = el('div', { role: 'status' });
+  #outcome = el('div', { class: 'outcome', role: 'status', tabindex: '-1' });
   #form;
-  element = el('details', { class: 'break' });
+  #details = el('details');
+  element = el('div', { class: 'break' }, this.#outcome, this.#details);
 
   constructor(name, holders, onDone) {
     this.#name = name;
     this.onDone = onDone;
     this.#reset(holders);
-    this.element.append(el('summary', null, 'Take this lock away (break)'));
+    this.#details.append(el('summary', null, 'Take this lock away (break)'));
     this.#form = el('form', { onsubmit: (event) => this.#submit(event), oninput: () => this.#check() },
       el('p', null, 'For a holder that hangs. The old holder is notified, but it may still write. The token moves on, so that you can seal the resource with it.'),
       field('Which grants end', this.#grant, 'If the grant is over before, nothing happens.'),
       field('Why? It is recorded', this.#reason),
       field('Type the name of the lock', this.#typed, brief(name, 200)),
       this.#button);
-    this.element.append(this.#form, this.#outcome);
+    this.#details.append(this.#form);
   }
 
   /** Takes over the holders, unless the operator is filling in the form. */
@@ -55,6 +56,7 @@ export class BreakForm {
     this.#tokens = holders.map(({ token }) => token).join();
     const one = ({ token, ...holder }) => el('option', { value: token }, `token ${token} of ${brief(holderName(holder), 80)}`);
     const all = holders.length === 1 ? [] : [el('option', { value: '' }, `all ${count(holders.length, 'grant', 'grants')}`)];
+    this.#details.hidden = holders.length === 0;
     this.#grant.replaceChildren(...all, ...holders.slice(0, 100).map(one));
   }
 
@@ -75,16 +77,20 @@ export class BreakForm {
     try {
       this.#showDone(await breakLock({ lock: this.#name, reason: this.#reason.value.trim(), ...token }));
     } catch (problem) {
-      this.#outcome.replaceChildren(el('p', { class: 'warn' }, `The lock was not taken away: ${brief(problem.message, 300)} `, problem.whatToDo ? foreign(problem.whatToDo, 300) : null));
+      this.#outcome.replaceChildren(el('p', { class: 'warn' }, 'The lock was not taken away. ', prose(problemText(problem))));
+      this.#outcome.focus();
       this.#check();
     }
   }
 
   #showDone({ grants, moved_to: movedTo }) {
     this.#form.reset();
-    this.onDone();
+    this.#check();
+    this.#details.open = false;
+    this.onDone(movedTo);
     this.#outcome.replaceChildren(
       el('p', null, `${count(grants, 'grant has', 'grants have')} ended, the token moved on to ${movedTo}.`),
       el('p', null, el('strong', null, `Seal the resource with ${movedTo}.`), ' It then refuses every lower token. Until then the old holder may still write.'));
+    this.#outcome.focus();
   }
 }

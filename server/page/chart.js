@@ -36,6 +36,9 @@ function linePath(samples, read, now, top) {
   return path;
 }
 
+/** Returns a dot for each point of a line that has no neighbour: a path of one point draws nothing. */
+const dotsPath = (line) => line.split('M').slice(1).filter((part) => !part.includes('L')).map((part) => `M${part}h.01`).join('');
+
 /** Closes a line to the area below it, one area for each unbroken part. */
 function areaPath(line) {
   const close = (part) => {
@@ -70,6 +73,7 @@ export class Chart {
   #cursor = svg('line', { class: 'cursor', y1: 0, y2: HEIGHT, visibility: 'hidden' });
   #details = el('details', { ontoggle: () => this.#drawTable() }, el('summary', null, 'As a table'), el('div'));
   #lines;
+  #dots;
   /** The area sets the first series apart from the second without colour. */
   #area = svg('path', { class: 'area' });
 
@@ -78,8 +82,9 @@ export class Chart {
     this.#series = series;
     this.#format = format;
     this.#lines = series.map((_, index) => svg('path', { class: `line line-${index + 1}` }));
+    this.#dots = series.map((_, index) => svg('path', { class: `line dots line-${index + 1}` }));
     const middle = svg('line', { class: 'grid', x1: 0, x2: WIDTH, y1: HEIGHT / 2, y2: HEIGHT / 2 });
-    const picture = svg('svg', { class: 'chart', viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: 'none', 'aria-hidden': 'true' }, this.#area, middle, this.#lines, this.#cursor);
+    const picture = svg('svg', { class: 'chart', viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: 'none', 'aria-hidden': 'true' }, this.#area, middle, this.#lines, this.#dots, this.#cursor);
     picture.addEventListener('pointermove', (event) => this.#point(event, picture));
     picture.addEventListener('pointerleave', () => this.#leave());
     const legend = series.length < 2 ? null : el('ul', { class: 'legend' },
@@ -96,8 +101,12 @@ export class Chart {
     this.#now = now;
     const most = Math.max(...this.#series.map(({ read }) => largest(known(this.#samples, read))));
     const top = niceTop(most);
-    setText(this.#top, this.#format(top));
-    this.#lines.forEach((line, index) => line.setAttribute('d', linePath(this.#samples, this.#series[index].read, now, top)));
+    setText(this.#top, most === 0 ? '' : this.#format(top));
+    this.#lines.forEach((line, index) => {
+      const path = linePath(this.#samples, this.#series[index].read, now, top);
+      line.setAttribute('d', path);
+      this.#dots[index].setAttribute('d', dotsPath(path));
+    });
     this.#area.setAttribute('d', areaPath(this.#lines[0].getAttribute('d')));
     setText(this.#sentence, this.#describe());
     if (this.#details.open) this.#drawTable();

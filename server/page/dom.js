@@ -45,6 +45,16 @@ export function setText(element, text) {
   element.textContent = text;
 }
 
+/** Returns text as nodes. Backticks in it mark code. */
+export const prose = (text) => text.split(/`([^`]+)`/).map((part, index) => (index % 2 ? el('code', null, part) : part));
+
+/** Sets an element's text, in which backticks mark code, if it has changed. */
+export function setProse(element, text) {
+  if (element.shown === text) return;
+  element.shown = text;
+  element.replaceChildren(...prose(text));
+}
+
 /** Sets an attribute, or removes it for `null`. */
 export function setAttribute(element, name, value) {
   if (value === null) element.removeAttribute(name);

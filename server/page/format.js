@@ -71,6 +71,16 @@ export function cut(text, most) {
 /** Escapes and cuts foreign text for a list. */
 export const brief = (text, most = 160) => cut(shown(cut(text, most)), most);
 
+/** Makes a sentence of a message: it begins with a capital letter, unless with a name, and ends with a full stop. */
+export function asSentence(text) {
+  const trimmed = text.trim();
+  const begun = /^[a-z]+[ ,]/.test(trimmed) ? trimmed[0].toUpperCase() + trimmed.slice(1) : trimmed;
+  return begun === '' || /[.!?…]$/.test(begun) ? begun : `${begun}.`;
+}
+
+/** Says what a `Problem` is and what to do about it, in sentences. */
+export const problemText = ({ message, whatToDo }) => [message, whatToDo ?? ''].map((text) => asSentence(brief(text, 300))).filter(Boolean).join(' ');
+
 const octal = (byte) => `\\${byte.toString(8).padStart(3, '0')}`;
 const utf8 = new TextEncoder();
 

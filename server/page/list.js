@@ -45,6 +45,11 @@ export class SortedList {
     return this.#order.length;
   }
 
+  /** The items in their order. */
+  get items() {
+    return this.#order;
+  }
+
   /** Sorts by `column`, or by `-column` in descending order. */
   sortBy(sort) {
     const column = this.#columns.find(({ id }) => id === sort.replace(/^-/, '')) ?? this.#columns[0];

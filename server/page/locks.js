@@ -16,6 +16,9 @@ const COLUMNS = [
   { id: 'waiting', title: 'Waiting', key: (lock) => lock.row.waiter_count, descending: true },
 ];
 
+/** Tokens of more digits get a wider column. */
+const SHORT_TOKEN = 8;
+
 /** Path parts of very deep names are not worth a button each. */
 const MOST_PARTS = 4;
 
@@ -45,7 +48,9 @@ class LockRow {
     if (this.item?.name !== lock.name) cells.name.replaceChildren(...this.#nameParts(lock.name));
     setText(cells.kind, lock.kind);
     setForeign(this.#holder, lock.holderText);
-    setText(cells.token, tokenText(lock.oldest?.token));
+    const token = tokenText(lock.oldest?.token);
+    setText(cells.token, token);
+    if (token.length > SHORT_TOKEN) this.#view.element.classList.add('long-tokens');
     setText(cells.waiting, number(lock.row.waiter_count));
     cells.waiting.classList.toggle('some', lock.row.waiter_count > 0);
     this.item = lock;
@@ -85,15 +90,17 @@ export class LocksView {
   #summary = el('p', { class: 'summary' });
   /** Says the result of a filter. The summary changes every second, which a screen reader should not read out. */
   #found = el('p', { class: 'hidden', role: 'status' });
+  #isFoundStale = false;
   #session = el('p', { class: 'chip', hidden: true });
   #empty = el('div', { class: 'empty', hidden: true });
   #search = this.#field('search', 'Search', 'part of a name or a label');
-  #prefix = this.#field('prefix', 'Prefix', 'orders/');
+  #prefix = this.#field('prefix', 'Prefix', 'e.g. orders/');
 
   constructor({ store, parameters, me }) {
     this.#store = store;
     this.command = me.command;
     this.#readFilter(parameters);
+    this.#isFoundStale = this.#isFiltered();
     this.#list = new SortedList({
       name: 'Locks',
       columns: COLUMNS,
@@ -131,6 +138,7 @@ export class LocksView {
   readAddress(parameters) {
     this.#readFilter(parameters);
     this.#list.sortBy(this.#filter.sort);
+    this.#isFoundStale = true;
     this.#all = true;
     this.update(new Set());
   }
@@ -163,6 +171,11 @@ export class LocksView {
       && (session === null || lock.involves(session));
   }
 
+  #isFiltered() {
+    const { prefix, search, session } = this.#filter;
+    return prefix !== '' || search !== '' || session !== null;
+  }
+
   #readFilter(parameters) {
     const session = parameters.get('session');
     this.#filter = {
@@ -182,9 +195,9 @@ export class LocksView {
     history.replaceState(null, '', address('locks', { ...rest, sort: sort === 'name' ? '' : sort }));
     this.#showSession();
     this.#list.sortBy(sort);
+    this.#isFoundStale = true;
     this.#all = true;
     this.update(new Set());
-    setText(this.#found, `${count(this.#list.length, 'lock', 'locks')} found`);
   }
 
   #showSession() {
@@ -197,20 +210,35 @@ export class LocksView {
   #field(id, title, placeholder) {
     const input = el('input', { id, type: 'search', placeholder, autocomplete: 'off', spellcheck: 'false' });
     input.addEventListener('input', () => this.#change({ [id]: input.value }));
+    input.addEventListener('keydown', (event) => this.#openOnly(event));
     const hint = id === 'search' ? el('kbd', { 'aria-hidden': 'true' }, '/') : null;
     return { input, label: el('label', { class: 'field' }, el('span', null, title), input, hint) };
   }
 
+  /** Opens the lock on Enter if the filter leaves only one. */
+  #openOnly({ key, isComposing }) {
+    const [only] = this.#list.items;
+    if (key === 'Enter' && !isComposing && this.#store.complete && this.#list.length === 1) location.hash = lockAddress(only.name);
+  }
+
   #describe() {
-    const { locks, complete, samples } = this.#store;
+    const { locks, complete } = this.#store;
     const shownCount = this.#list.length;
     const all = count(locks.size, 'lock', 'locks');
     const filtered = shownCount === locks.size ? all : `${number(shownCount)} of ${all}`;
-    const latest = samples.at(-1);
-    const waiting = latest ? `, ${number(latest.waiting)} waiting` : '';
-    const text = complete ? `${filtered} in use${waiting}` : `Loading: ${all} so far`;
+    const hits = this.#isFiltered() ? `, ${number(shownCount)} found` : '';
+    const waiting = this.#list.items.reduce((sum, { row }) => sum + row.waiter_count, 0);
+    const text = complete ? `${filtered} in use, ${number(waiting)} waiting` : `Loading: ${all} so far${hits}`;
     setText(this.#summary, text);
+    this.#sayFound();
     this.#showEmpty(shownCount === 0 && complete, locks.size > 0);
+  }
+
+  /** Says the result of a changed filter, once it is known: not before all locks are loaded. */
+  #sayFound() {
+    if (!this.#isFoundStale) return;
+    setText(this.#found, this.#store.complete ? `${count(this.#list.length, 'lock', 'locks')} found` : '');
+    this.#isFoundStale = !this.#store.complete;
   }
 
   #showEmpty(isEmpty, isFiltered) {

@@ -1,8 +1,8 @@
 // The login form.
 
 import { login } from './api.js';
-import { el } from './dom.js';
-import { brief } from './format.js';
+import { el, setProse } from './dom.js';
+import { problemText } from './format.js';
 
 /** The view in which a user logs in. */
 export class LoginView {
@@ -22,18 +22,23 @@ export class LoginView {
   }
 
   close() {}
+
+  takeFocus() {
+    this.#user.focus();
+  }
+
   update() {}
   tick() {}
 
   async #submit(event) {
     event.preventDefault();
     this.#button.disabled = true;
-    this.#problem.textContent = '';
+    setProse(this.#problem, '');
     try {
       await login(this.#user.value, this.#secret.value);
       await this.onDone();
     } catch (problem) {
-      this.#problem.textContent = `${brief(problem.message, 300)} ${brief(problem.whatToDo ?? '', 300)}`;
+      setProse(this.#problem, problemText(problem));
       this.#secret.select();
     } finally {
       this.#button.disabled = false;

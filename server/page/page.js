@@ -1,8 +1,8 @@
 // Starts the page: the login, the connection, the views, and one update per frame.
 
 import { logout, me as fetchMe } from './api.js';
-import { setAttribute, setText } from './dom.js';
-import { brief, time } from './format.js';
+import { setAttribute, setProse, setText } from './dom.js';
+import { asSentence, brief, time } from './format.js';
 import { ElectionsView } from './elections.js';
 import { LockView } from './lock.js';
 import { LocksView } from './locks.js';
@@ -54,10 +54,11 @@ class Page {
   /** Returns whether the stream may be opened. If a login is needed, shows the form. */
   async #refreshMe() {
     this.#me = await fetchMe();
-    const { login, user, where } = this.#me;
+    const { engine, login, user, where } = this.#me;
     setText(part('where'), user === null ? brief(where, 60) : `${brief(user, 30)} at ${brief(where, 60)}`);
     part('logout').hidden = user === null;
     part('nav').hidden = login;
+    setText(part('engine'), engine === 'service' ? 'Service' : 'Engine');
     if (login) {
       this.#connection.close();
       this.#show(new LoginView({ me: this.#me, onDone: () => this.#enter() }));
@@ -77,7 +78,7 @@ class Page {
   #navigate() {
     if (!this.#me || this.#me.login) return;
     const place = parseAddress(location.hash);
-    const View = VIEWS[place.view] ?? LocksView;
+    const View = Object.hasOwn(VIEWS, place.view) ? VIEWS[place.view] : LocksView;
     const isSameView = this.#place?.view === place.view && this.#place?.name === place.name;
     this.#place = place;
     if (isSameView && this.#view.readAddress) {
@@ -97,7 +98,8 @@ class Page {
     scrollTo(0, 0);
     view.update(new Set());
     // Screen readers then read the new heading. The first view keeps the focus at the top of the page.
-    if (!isFirst) part('title')?.focus({ preventScroll: true });
+    if (view.takeFocus) view.takeFocus();
+    else if (!isFirst) part('title')?.focus({ preventScroll: true });
     this.#requestFrame();
   }
 
@@ -133,13 +135,13 @@ class Page {
     const state = this.#isUnreachable ? 'lost' : loggedOut ? 'live' : this.#store.state();
     const { outage } = this.#store;
     const age = this.#store.age();
-    setText(part('alert'), state === 'lost' ? 'The connection to the service is lost. Connecting again …' : '');
-    setText(part('status'), statusText(state, outage));
+    setProse(part('alert'), state === 'lost' ? lostText(this.#me) : '');
+    setProse(part('status'), state === 'old' ? oldText(this.#me, outage) : '');
     setText(part('age'), (state === 'lost' || state === 'old') && age !== null ? `The data is ${wholeSeconds(age)} old.` : '');
     setText(part('state'), loggedOut ? '' : { live: 'Live', old: 'Old data', lost: 'Connection lost', connecting: 'Connecting' }[state]);
     const root = document.documentElement.dataset;
     if (root.state !== state) root.state = state;
-    const trust = String(state === 'live' && outage === null);
+    const trust = String(state === 'live');
     if (root.current !== trust) root.current = trust;
   }
 
@@ -162,10 +164,16 @@ class Page {
 
 const wholeSeconds = (ms) => (ms < 10_000 ? `${Math.floor(ms / 1000)}s` : time(ms));
 
-function statusText(state, outage) {
-  if (state === 'old') return 'The service sends nothing at the moment.';
-  if (state === 'live' && outage !== null) return `The service cannot read the locks at the moment: ${brief(outage, 300)}`;
-  return '';
+/** Says that the connection is lost. Without a service, it is the one to `palisade page`, which runs in a terminal. */
+function lostText(me) {
+  if (!me) return 'The connection is lost. Connecting again …';
+  if (me.engine === 'service') return 'The connection to the service is lost. Connecting again …';
+  return 'The connection to `palisade page` is lost. If it has ended, start it again and open the address that it prints.';
+}
+
+function oldText(me, outage) {
+  if (outage !== null) return asSentence(`The locks cannot be read at the moment: ${brief(outage, 300)}`);
+  return me?.engine === 'service' ? 'The service sends nothing at the moment.' : '`palisade page` sends nothing at the moment.';
 }
 
 new Page().start();

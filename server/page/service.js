@@ -1,4 +1,4 @@
-// The service: what it does each second, how long things take, and the members of the cluster.
+// The service or another engine: what it does each second, how long things take, and the members of the cluster.
 
 import { Chart } from './chart.js';
 import { el, setText, table } from './dom.js';
@@ -21,11 +21,9 @@ const CHARTS = [
   { title: 'Sessions', lines: [series('Sessions', 'sessions')], format: amount, optional: 'sessions' },
 ];
 
-/** The view of the service. */
+/** The view of the service, or of another engine. */
 export class ServiceView {
-  title = 'Service';
   #store;
-  #me;
   #lastSample = null;
   #summary = el('p', { class: 'sentence' });
   #members = el('div');
@@ -33,9 +31,9 @@ export class ServiceView {
 
   constructor({ store, me }) {
     this.#store = store;
-    this.#me = me;
+    this.title = me.engine === 'service' ? 'Service' : 'Engine';
     this.element = el('div', { class: 'view service' },
-      el('div', { class: 'bar-top' }, el('h1', { id: 'title', tabindex: '-1' }, 'Service'),
+      el('div', { class: 'bar-top' }, el('h1', { id: 'title', tabindex: '-1' }, this.title),
         el('p', { class: 'summary' }, `${me.engine} at ${me.where}, version ${me.version}`)),
       this.#summary,
       this.#members,
@@ -53,7 +51,7 @@ export class ServiceView {
     this.#describe(latest);
     for (const { chart, optional } of this.#charts) {
       chart.element.hidden = Boolean(optional) && samples.every((sample) => (sample[optional] ?? null) === null);
-      if (!chart.element.hidden) chart.update(samples, this.#store.now());
+      if (!chart.element.hidden) chart.update(samples, this.#store.clock());
     }
     this.#drawMembers();
   }

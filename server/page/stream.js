@@ -1,4 +1,4 @@
-// The connection to the service, and the rows and numbers that it sends.
+// The connection to the server of the page, and the rows and numbers that it sends.
 
 import { Lock } from './rows.js';
 
@@ -9,7 +9,7 @@ const RETRY_MOST = 10_000;
 /** A stream that is silent for this long is dead, even if no error was reported (a suspended laptop, a lost network). */
 const SILENT_MOST = 12_000;
 
-/** What the service has sent, and how old it is. */
+/** What the server has sent, and how old it is. */
 export class Store extends EventTarget {
   locks = new Map();
   /** The names whose lock has changed since the page last drew. */
@@ -23,6 +23,8 @@ export class Store extends EventTarget {
   #generation = 0;
   #offset = 0;
   #receivedAt = null;
+  #rowsAt = null;
+  #outageAt = null;
 
   /**
    * Returns the time on the board's clock. It stops when the data is old: the page knows nothing about the time
@@ -30,19 +32,35 @@ export class Store extends EventTarget {
    */
   now() {
     const latest = (this.#receivedAt ?? performance.now()) + OLD_AFTER;
-    return Math.min(performance.now(), latest) - this.#offset;
+    return Math.min(performance.now(), latest, this.#outageAt ?? Infinity) - this.#offset;
   }
 
-  /** Returns how many milliseconds ago the last message came, or `null` before the first. */
+  /** Returns the time on the board's clock, also while the data is old. The time of day of a moment follows from it. */
+  clock() {
+    return performance.now() - this.#offset;
+  }
+
+  /** Sets the clock by another answer than the stream's, if the stream has not begun. */
+  setClock(now) {
+    if (this.#receivedAt === null) this.#offset = performance.now() - now;
+  }
+
+  /** Returns the process that the rows are from, or `null` before the first message. */
+  get board() {
+    return this.#board;
+  }
+
+  /** Returns how many milliseconds old the data is, or `null` before it came. In an outage, only the numbers are new. */
   age() {
-    return this.#receivedAt === null ? null : performance.now() - this.#receivedAt;
+    const at = this.outage === null ? this.#receivedAt : this.#rowsAt;
+    return at === null ? null : performance.now() - at;
   }
 
   /** Returns `live`, `old`, `lost`, or `connecting` before the first message. */
   state() {
     if (this.#receivedAt === null) return 'connecting';
     if (!this.connected) return 'lost';
-    return this.age() > OLD_AFTER ? 'old' : 'live';
+    return this.outage !== null || performance.now() - this.#receivedAt > OLD_AFTER ? 'old' : 'live';
   }
 
   start({ now, board, numbers }) {
@@ -64,6 +82,8 @@ export class Store extends EventTarget {
     if (complete && !this.complete) this.#forgetOlderGenerations();
     this.complete ||= complete;
     this.outage = null;
+    this.#outageAt = null;
+    this.#rowsAt = performance.now();
     this.#received(now);
   }
 
@@ -76,6 +96,7 @@ export class Store extends EventTarget {
 
   failed({ now, text }) {
     this.outage = text;
+    this.#outageAt ??= performance.now();
     this.#received(now);
   }
 

@@ -15,13 +15,16 @@ const isLoss = (how) => how === 'expired' || isForced(how);
  * Follows the moments and collects bars and marks for each session.
  *
  * A bar is `{ kind, from, to, token, how }`; `to` is `null` while it lasts. Bars that began before the first
- * moment begin at `null`.
+ * moment begin at `null`, unless `waits` knows since when the session waited.
  */
 class Lanes {
   #lanes = new Map();
   #laneOfToken = new Map();
 
-  constructor({ timeline, holders, waiters }) {
+  #waits;
+
+  constructor({ timeline, holders, waiters }, waits) {
+    this.#waits = waits;
     for (const moment of timeline) this.#take(moment);
     for (const holder of holders) this.#addHolder(holder);
     for (const waiter of waiters) this.#addWaiter(waiter);
@@ -57,7 +60,7 @@ class Lanes {
     } else if (event === 'left-queue') {
       this.#finish(lane, 'waits', at, { how });
     } else if (event === 'granted') {
-      if (this.#open(lane, 'waits')) this.#finish(lane, 'waits', at, { how: 'granted' });
+      if (this.#open(lane, 'waits') || this.#unrecorded(lane, at) !== null) this.#finish(lane, 'waits', at, { how: 'granted' });
       lane.bars.push({ kind: 'holds', from: at, to: null, token });
     } else if (event === 'ended') {
       this.#finish(lane, 'holds', at, { token, how });
@@ -78,7 +81,13 @@ class Lanes {
   #finish(lane, kind, at, { token, how }) {
     const bar = this.#open(lane, kind, token);
     if (bar) Object.assign(bar, { to: at, how });
-    else lane.bars.push({ kind, from: null, to: at, token, how });
+    else lane.bars.push({ kind, from: kind === 'waits' ? this.#unrecorded(lane, at) : null, to: at, token, how });
+  }
+
+  /** Returns when a wait began that ended at `at` and began before the records, or `null`. */
+  #unrecorded({ session, bars }, at) {
+    const isAfterBars = (since) => bars.every(({ to }) => to !== null && to <= since);
+    return this.#waits.get(session)?.find((since) => since <= at && isAfterBars(since)) ?? null;
   }
 
   #addHolder(holder) {
@@ -99,9 +108,20 @@ const VERBS = { holds: 'held it', waits: 'waited', withheld: 'it was withheld' }
 
 /** Draws lanes between two times. Positions are in percent, so that the drawing follows the width of the page. */
 class Drawing {
-  constructor(from, now) {
+  constructor(from, { now, clock, isCurrent }) {
     this.from = from;
     this.now = now;
+    this.clock = clock;
+    this.isCurrent = isCurrent;
+  }
+
+  timeOfDay(at) {
+    return timeOfDay(this.clock - at);
+  }
+
+  /** Whether a bar began before the time that is shown. */
+  beganEarlier({ from }) {
+    return from === null || from < this.from;
   }
 
   x(at) {
@@ -109,22 +129,27 @@ class Drawing {
     return `${(Math.min(1, Math.max(0, share)) * 100).toFixed(2)}%`;
   }
 
-  bar(lane, { kind, from, to, token, how }, y) {
+  bar(lane, bar, y) {
+    const { kind, from, to, token, how } = bar;
     const [start, end] = [Math.max(from ?? this.from, this.from), to ?? this.now];
     const thickness = kind === 'waits' ? 4 : 14;
     const width = Math.max(0.3, (Math.max(0, end - start) / (this.now - this.from)) * 100);
-    const until = to === null ? 'until now' : `until ${timeOfDay(this.now - to)}${how ? `, ${brief(how)}` : ''}`;
-    const began = from === null ? '' : ` from ${timeOfDay(this.now - from)}`;
+    const still = this.isCurrent ? 'until now' : `until ${this.timeOfDay(this.now)} at least`;
+    const until = to === null ? still : `until ${this.timeOfDay(to)}${how ? `, ${brief(how)}` : ''}`;
+    const began = `${from === null ? '' : ` from ${this.timeOfDay(from)}`}${this.beganEarlier(bar) ? ' (began earlier)' : ''}`;
     const grant = kind === 'waits' ? '' : `, token ${tokenText(token)}`;
     const text = `${brief(sessionName(lane))} ${VERBS[kind]}${began} ${until}${grant}`;
     const place = { x: this.x(Math.min(start, this.now - (this.now - this.from) * 0.003)), y: y + (LANE - thickness) / 2, width: `${Math.min(100, width).toFixed(2)}%`, height: thickness, rx: 2 };
-    return svg('rect', { class: kind, ...place }, svg('title', null, text));
+    const title = svg('title', null, text);
+    if (!this.beganEarlier(bar)) return svg('rect', { class: kind, ...place }, title);
+    const slits = [4, 10].map((x) => svg('rect', { class: 'slit', x, y: place.y - 1, width: 3, height: thickness + 2 }));
+    return svg('g', null, title, svg('rect', { class: kind, ...place }), slits);
   }
 
   /** Marks differ in shape, not only in colour. */
   mark({ kind, at, token, how }, y) {
     const shapes = { lost: 'M-5-5 5 5M5-5-5 5', forced: 'M0-7 7 0 0 7-7 0z', published: 'M0-3.5a3.5 3.5 0 1 0 .01 0z' };
-    const title = svg('title', null, `${how ? brief(how) : kind} at ${timeOfDay(this.now - at)}, token ${tokenText(token)}`);
+    const title = svg('title', null, `${how ? brief(how) : kind} at ${this.timeOfDay(at)}, token ${tokenText(token)}`);
     return svg('svg', { x: this.x(at), y: y + LANE / 2, overflow: 'visible' }, svg('path', { class: `mark ${kind}`, d: shapes[kind] }, title));
   }
 
@@ -140,7 +165,7 @@ class Drawing {
 }
 
 const key = (name, text) => el('li', null, el('span', { class: `key ${name}`, 'aria-hidden': 'true' }), text);
-const legend = () => el('ul', { class: 'legend' }, key('holds', 'holds'), key('waits', 'waits'), key('withheld', 'withheld'),
+const legend = () => el('ul', { class: 'legend' }, key('holds', 'holds'), key('waits', 'waits'), key('withheld', 'withheld'), key('earlier', 'began earlier'),
   key('lost', '✕ expired'), key('forced', '◆ forced'), key('published', '● published'));
 
 /** Finds where the drawing begins: a little before the first thing to see, and not before the records begin. */
@@ -151,18 +176,24 @@ function beginning(lanes, details, now) {
   return Math.min(first - (now - first) * 0.03, now - SHORTEST);
 }
 
-/** Draws the timeline. */
-export function drawTimeline(details, now) {
-  const { lanes, more } = new Lanes(details).latest(MOST_LANES);
+/**
+ * Draws the timeline. `waits` lists for each session when the waits began that were seen. `clock` is the time; `now`
+ * is the time up to which the state is known.
+ */
+export function drawTimeline(details, waits, { now, clock, isCurrent }) {
+  const { lanes, more } = new Lanes(details, waits).latest(MOST_LANES);
   if (lanes.length === 0) return [el('p', { class: 'dim' }, 'Nothing has happened to this lock since the records began.')];
   const from = beginning(lanes, details, now);
-  const drawing = new Drawing(from, now);
+  const drawing = new Drawing(from, { now, clock, isCurrent });
   const height = lanes.length * LANE;
-  const label = `Timeline of ${count(lanes.length, 'session', 'sessions')} over the last ${time(now - from)}. The table below has the same moments.`;
+  const span = isCurrent ? `the last ${time(now - from)}` : `${time(now - from)} until ${drawing.timeOfDay(now)}`;
+  const early = lanes.flatMap(({ bars }) => bars).filter((bar) => drawing.beganEarlier(bar)).length;
+  const began = early === 0 ? '' : ` ${count(early, 'bar', 'bars')} began earlier.`;
+  const label = `Timeline of ${count(lanes.length, 'session', 'sessions')} over ${span}.${began} The table below has the same moments.`;
   const picture = svg('svg', { class: 'lanes', role: 'img', 'aria-label': label, height: height + 1 },
     [0, 1, 2, 3, 4].map((quarter) => drawing.gridLine(quarter, height)),
     lanes.map((lane, index) => drawing.lane(lane, index)));
-  const axis = [4, 3, 2, 1, 0].map((quarter) => el('span', null, quarter ? timeOfDay(((now - from) * quarter) / 4) : 'now'));
+  const axis = [4, 3, 2, 1, 0].map((quarter) => el('span', null, quarter || !isCurrent ? drawing.timeOfDay(now - ((now - from) * quarter) / 4) : 'now'));
   const rest = more > 0 ? [el('p', { class: 'note' }, `${count(more, 'earlier session is', 'earlier sessions are')} only in the table.`)] : [];
   return [
     el('div', { class: 'timeline' },
@@ -172,9 +203,9 @@ export function drawTimeline(details, now) {
 }
 
 /** Lists the same moments as a table, the latest first. */
-export function momentsTable({ timeline }, now) {
+export function momentsTable({ timeline }, clock) {
   const row = (moment) => [
-    el('span', { class: 'num' }, timeOfDay(now - moment.at)),
+    el('span', { class: 'num' }, timeOfDay(clock - moment.at)),
     moment.event,
     moment.session === null && !moment.label ? '-' : foreign(sessionName(moment)),
     el('span', { class: 'num' }, tokenText(moment.token)),

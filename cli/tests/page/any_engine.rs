@@ -2,6 +2,8 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::browser::Browser;
 use crate::sandbox::Sandbox;
@@ -41,6 +43,9 @@ fn the_page_of_a_file_shows_and_takes_away_if_it_may() {
     let sandbox = Sandbox::new();
     let alice = sandbox.client("alice");
     let held = alice.lock("orders/42").acquire().expect("it is free");
+    let taken_at = Instant::now();
+    // The page says how long it is held, also if that is longer than the page has been there.
+    thread::sleep(Duration::from_secs(3));
     let page = Page::start(&sandbox, &["--allow-break"]);
     let browser = Browser::start();
 
@@ -49,7 +54,10 @@ fn the_page_of_a_file_shows_and_takes_away_if_it_may() {
     browser.open(&page.address);
     browser.until_text(".list-body", "alice");
     browser.open(&page.view("lock/orders%2F42"));
-    browser.until_text(".sentence", "alice has held orders/42");
+    let sentence = browser.until_text(".sentence", "alice has held orders/42");
+    let (_, seconds) = sentence.split_once(" for ").expect("it says since when");
+    let seconds: f64 = seconds.split('s').next().and_then(|seconds| seconds.parse().ok()).expect("a few seconds");
+    assert!(seconds >= 3.0 && seconds <= taken_at.elapsed().as_secs_f64() + 1.0, "{sentence}");
     browser.until_text(".command code", "palisade --url embedded://");
     browser.click(".break summary");
     browser.type_into(".break [name=reason]", "hangs since noon");

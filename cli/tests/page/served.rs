@@ -12,7 +12,8 @@ const LONG: Duration = Duration::from_secs(60);
 fn the_page_follows_a_grant_a_hand_over_a_loss_and_a_break() {
     let service = Service::start(&[]);
     let browser = Browser::start();
-    browser.open(&service.page("locks"));
+    // An address that is none of a view shows the locks.
+    browser.open(&service.page("constructor"));
     browser.until_text("main", "No lock is in use");
 
     let (alice, bob) = (service.client("alice", LONG), service.client("bob", LONG));

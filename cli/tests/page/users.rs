@@ -61,6 +61,8 @@ fn a_reader_logs_in_and_sees_and_takes_away_what_its_user_may() {
     browser.until_text(".list-body", "shop/");
     let text = browser.run("return document.body.innerText");
     assert!(!text.as_str().unwrap_or_default().contains("bank"), "{text}");
+    browser.open(&service.page("lock/bank%2F1"));
+    browser.until_text("main", "You may not see this lock");
     browser.open(&service.page("lock/shop%2F1"));
     browser.until_text(".sentence", "has held shop/1");
     assert!(!browser.has(".break"), "this user may not take locks away");

@@ -1,6 +1,7 @@
 //! The copy of all locks, and the tasks that keep it true.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,19 +10,25 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use palisade_core::{LockName, SessionId};
 use serde::Serialize;
-use tokio::sync::{Notify, broadcast};
+use tokio::sync::{Notify, Semaphore, broadcast};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::lock::{Holder, Lock};
 use super::moments::{Moment, Moments};
-use super::numbers::{EventCounts, Sample, Samples};
+use super::numbers::{Counters, EventCounts, Sample, Samples};
 use super::source::{Member, Source, WatchedItem};
 
 /// How often changes are read and sent.
 const TICK: Duration = Duration::from_millis(200);
-/// How many locks are read in one tick, and sent. It bounds what a busy service costs its node and its pages.
-const READ_AT_ONCE: usize = 50;
-const SENT_AT_ONCE: usize = 100;
+/// How many locks are read in one tick. It bounds what the pages cost a busy engine.
+const READ_AT_ONCE: usize = 200;
+/// How many rows are sent in one tick, to all pages together, and how many to each at least.
+const SENT_TO_ALL: usize = 20_000;
+const SENT_TO_EACH: usize = 100;
+/// How many pages get everything at once. The others wait, so that requests of clients do not.
+const LOADING: usize = 4;
+/// Where the board's clock begins: a lock may be held for longer than the board exists.
+const BEGINNING: u64 = 1 << 40;
 /// How often the whole list is read, unless it takes long.
 const SWEEP: Duration = Duration::from_secs(3);
 /// How long the board goes on without a page, if it need not count.
@@ -38,6 +45,9 @@ pub struct Board {
     state: Mutex<State>,
     messages: broadcast::Sender<Message>,
     opened: Notify,
+    /// Tells this board from one of another process, whose clock is another one.
+    pub(super) id: String,
+    pub(super) loading: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -92,6 +102,8 @@ pub(crate) struct RowWaiter {
 #[derive(Debug, Clone)]
 pub(super) enum Message {
     Rows(Arc<Rows>),
+    /// All rows are there: each page gets them again, from the beginning.
+    Loaded,
     Numbers(Arc<str>),
     Outage(Arc<str>),
 }
@@ -121,8 +133,9 @@ impl Board {
     /// Returns a board that shows the locks of this source once [`Board::run`] runs.
     pub fn new(source: Arc<dyn Source>) -> Arc<Board> {
         let (messages, _) = broadcast::channel(BACKLOG);
-        let (state, opened) = (Mutex::default(), Notify::new());
-        Arc::new(Board { source, started_at: Instant::now(), state, messages, opened })
+        let (state, opened, loading) = (Mutex::default(), Notify::new(), Arc::new(Semaphore::new(LOADING)));
+        let id = format!("{:016x}", RandomState::new().build_hasher().finish());
+        Arc::new(Board { source, started_at: Instant::now(), state, messages, opened, id, loading })
     }
 
     pub(crate) fn source(&self) -> &dyn Source {
@@ -131,7 +144,7 @@ impl Board {
 
     /// Returns the milliseconds since the board began.
     pub(super) fn now(&self) -> u64 {
-        u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX)
+        BEGINNING + u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or_default()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -182,10 +195,13 @@ impl Board {
             let (counters, members) = (self.source.counters().await, self.source.members().await);
             let json = {
                 let mut state = self.state();
-                let counters = counters.unwrap_or_else(|| state.counts.counters());
-                let waiting = state.rows.values().map(|row| u64::from(row.waiter_count)).sum();
-                let (now, locks) = (self.now(), state.rows.len());
-                let sample = state.samples.add(now, counters, locks, waiting);
+                let counters = counters.unwrap_or_else(|| Counters {
+                    locks: state.rows.len() as u64,
+                    waiting: state.rows.values().map(|row| u64::from(row.waiter_count)).sum(),
+                    ..state.counts.counters()
+                });
+                let now = self.now();
+                let sample = state.samples.add(now, counters);
                 numbers(now, &sample, members.as_deref())
             };
             self.send(Message::Numbers(json));
@@ -224,6 +240,8 @@ impl Board {
         // The watch begins before the list is read: no change falls between the two.
         let mut changes = self.source.watch().await?;
         let mut swept = self.sweep().await?;
+        self.state().unsent.clear();
+        self.send(Message::Loaded);
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut unread, mut has_missed, mut unseen_since) = (Unread::default(), false, None);
@@ -300,7 +318,8 @@ impl Board {
                 return;
             }
             let mut names = std::mem::take(&mut state.unsent);
-            if let Some(first_left) = names.iter().nth(SENT_AT_ONCE).cloned() {
+            let most = (SENT_TO_ALL / self.messages.receiver_count().max(1)).clamp(SENT_TO_EACH, SENT_TO_ALL / 10);
+            if let Some(first_left) = names.iter().nth(most).cloned() {
                 state.unsent = names.split_off(&first_left);
             }
             let (mut rows, mut gone) = (Vec::new(), Vec::new());

@@ -7,6 +7,7 @@ use axum::response::sse;
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use serde::Serialize;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::broadcast::error::RecvError;
 
 use super::board::{Board, Message, Opening, Outage, Row, RowHolder, RowWaiter, Rows, json, rows_json};
@@ -28,25 +29,30 @@ pub(crate) trait Reader: Send + 'static {
 }
 
 #[derive(Serialize)]
-struct Start {
+struct Start<'a> {
     now: u64,
+    board: &'a str,
     numbers: Vec<Sample>,
 }
 
 struct Page<R> {
+    board: Arc<Board>,
     reader: R,
     opening: Opening,
     has_started: bool,
     /// Whether the page has all rows that there were when it began.
     is_loaded: bool,
+    /// The place among the pages that get everything at once.
+    place: Option<OwnedSemaphorePermit>,
 }
 
 /// Returns the events of a page: everything that there is, and then what changes. It ends when the page reads too slowly.
 pub(crate) fn stream<R: Reader>(
-    board: &Board,
+    board: &Arc<Board>,
     reader: R,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> + use<R> {
-    let page = Page { reader, opening: board.open(), has_started: false, is_loaded: false };
+    let (board, opening) = (board.clone(), board.open());
+    let page = Page { board, reader, opening, has_started: false, is_loaded: false, place: None };
     unfold(page, async |mut page| page.next().await.map(|event| (Ok(event), page)))
 }
 
@@ -59,27 +65,46 @@ impl<R: Reader> Page<R> {
         if !self.has_started {
             self.has_started = true;
             let numbers = std::mem::take(&mut self.opening.samples);
-            return Some(event("start", &json(&Start { now: self.opening.now, numbers })));
+            let start = Start { now: self.opening.now, board: &self.board.id, numbers };
+            return Some(event("start", &json(&start)));
         }
         if !self.is_loaded {
-            return Some(self.load());
+            if self.place.is_none() {
+                self.place = self.board.loading.clone().acquire_owned().await.ok();
+            }
+            // Other requests have their turn between two messages.
+            tokio::task::yield_now().await;
+            let message = self.load();
+            if self.is_loaded {
+                self.place = None;
+            }
+            return Some(message);
         }
         if let Some(text) = self.opening.outage.take() {
             return Some(event("outage", &json(&Outage { now: self.opening.now, text: &text })));
         }
-        let message = match self.opening.messages.recv().await {
-            Ok(message) => message,
-            // It gets everything again when it comes back.
-            Err(RecvError::Lagged(_) | RecvError::Closed) => return None,
-        };
-        if self.reader.is_over() {
-            return None;
+        loop {
+            let message = match self.opening.messages.recv().await {
+                Ok(message) => message,
+                // It gets everything again when it comes back.
+                Err(RecvError::Lagged(_) | RecvError::Closed) => return None,
+            };
+            if self.reader.is_over() {
+                return None;
+            }
+            return Some(match message {
+                Message::Loaded => {
+                    (self.opening, self.has_started, self.is_loaded) = (self.board.open(), false, false);
+                    return Box::pin(self.next()).await;
+                }
+                Message::Rows(rows) => match self.rows(&rows) {
+                    Some(json) => event("rows", &json),
+                    None => continue,
+                },
+                Message::Numbers(json) => event("numbers", &json),
+                Message::Outage(json) => event("outage", &json),
+            });
         }
-        Some(match message {
-            Message::Rows(rows) => event("rows", &self.rows(&rows)),
-            Message::Numbers(json) => event("numbers", &json),
-            Message::Outage(json) => event("outage", &json),
-        })
     }
 
     /// Returns the next of the rows that there were when the page began.
@@ -97,13 +122,15 @@ impl<R: Reader> Page<R> {
         event("rows", &rows_json(self.opening.now, &rows, &[], complete))
     }
 
-    fn rows(&self, all: &Rows) -> Arc<str> {
+    /// Returns the rows that the reader may see; `None` if there are none.
+    fn rows(&self, all: &Rows) -> Option<Arc<str>> {
         if self.reader.sees_all() {
-            return all.json.clone();
+            return Some(all.json.clone());
         }
         let rows: Vec<_> = all.rows.iter().filter(|row| self.reader.sees(&row.name)).cloned().collect();
         let gone: Vec<_> = all.gone.iter().filter(|name| self.reader.sees(name)).cloned().collect();
-        rows_json(all.now, &rows, &gone, all.complete)
+        let is_empty = rows.is_empty() && gone.is_empty();
+        (!is_empty).then(|| rows_json(all.now, &rows, &gone, all.complete))
     }
 }
 

@@ -29,12 +29,25 @@ pub struct Counters {
     pub commits: Option<Histogram>,
     /// Open sessions, if the engine tells.
     pub sessions: Option<u64>,
+    /// Locks in use, and requests that wait.
+    pub locks: u64,
+    pub waiting: u64,
 }
 
 impl Default for Counters {
     fn default() -> Counters {
         let waits = Histogram::new(WAIT_SECONDS);
-        Counters { grants: 0, handovers: 0, losses: 0, expiries: 0, waits, commits: None, sessions: None }
+        Counters {
+            grants: 0,
+            handovers: 0,
+            losses: 0,
+            expiries: 0,
+            waits,
+            commits: None,
+            sessions: None,
+            locks: 0,
+            waiting: 0,
+        }
     }
 }
 
@@ -106,7 +119,7 @@ pub(super) struct Sample {
     wait_p99: Option<f64>,
     disk_p50: Option<f64>,
     disk_p99: Option<f64>,
-    locks: usize,
+    locks: u64,
     waiting: u64,
     sessions: Option<u64>,
 }
@@ -124,7 +137,7 @@ impl Samples {
     }
 
     /// Adds a sample: what the counters have grown by since the last one.
-    pub(super) fn add(&mut self, at: u64, counters: Counters, locks: usize, waiting: u64) -> Sample {
+    pub(super) fn add(&mut self, at: u64, counters: Counters) -> Sample {
         let before = self.last.as_ref().unwrap_or(&counters);
         let grown = |count: fn(&Counters) -> u64| count(&counters).saturating_sub(count(before));
         let waits = grown_histogram(&counters.waits, &before.waits);
@@ -143,8 +156,8 @@ impl Samples {
             wait_p99: of_waits(0.99),
             disk_p50: of_disk(0.5),
             disk_p99: of_disk(0.99),
-            locks,
-            waiting,
+            locks: counters.locks,
+            waiting: counters.waiting,
             sessions: counters.sessions,
         };
         self.last = Some(counters);
@@ -193,10 +206,10 @@ mod tests {
     fn a_sample_is_what_has_been_added() {
         let mut samples = Samples::default();
         let counters = |grants| Counters { grants, ..Counters::default() };
-        assert_eq!(samples.add(1000, counters(7), 1, 0).grants, 0, "what was before the first look is unknown");
-        assert_eq!(samples.add(2000, counters(12), 1, 0).grants, 5);
+        assert_eq!(samples.add(1000, counters(7)).grants, 0, "what was before the first look is unknown");
+        assert_eq!(samples.add(2000, counters(12)).grants, 5);
         for at in 3..2000 {
-            samples.add(at * 1000, counters(12), 1, 0);
+            samples.add(at * 1000, counters(12));
         }
         assert_eq!(samples.kept().len(), SAMPLES);
     }

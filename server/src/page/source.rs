@@ -33,16 +33,14 @@ pub struct Broken {
 /// A member of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Member {
-    /// Its number.
-    pub id: u64,
-    /// Its name, and the address at which the others reach it.
+    /// Its name.
+    pub id: String,
+    /// The address at which the others reach it.
     pub address: String,
     /// `leader`, `follower` or `learner`.
     pub role: &'static str,
     /// Entries of the log that it has not written yet.
     pub lag: Option<u64>,
-    /// Whether this is the member that the page comes from.
-    pub is_self: bool,
     /// Whether it answers; `None` if it is not known.
     pub reachable: Option<bool>,
 }

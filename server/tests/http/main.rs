@@ -8,6 +8,7 @@ mod dashboards;
 mod description;
 mod numbers;
 mod operations;
+mod page;
 mod requests;
 mod signing;
 mod test_server;

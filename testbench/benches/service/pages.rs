@@ -36,7 +36,7 @@ impl OpenPages {
                         let mut stream = TcpStream::connect(http).await.unwrap();
                         stream.write_all(b"GET /page/stream HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
                         let mut buffer = vec![0; 64 << 10];
-                        stream.read(&mut buffer).await.unwrap();
+                        assert!(stream.read(&mut buffer).await.unwrap() > 0, "it begins");
                         opened.send(()).unwrap();
                         while stream.read(&mut buffer).await.unwrap() > 0 {}
                     });

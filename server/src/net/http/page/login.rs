@@ -1,6 +1,7 @@
 //! Readers that have logged in with a secret: a cookie stands for the login.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ pub(super) struct Login {
     pub(super) user: Arc<User>,
     began: Instant,
     used: Mutex<Instant>,
+    /// The reader has logged out, or another login has taken the place.
+    has_ended: AtomicBool,
 }
 
 impl Login {
@@ -31,7 +34,10 @@ impl Login {
     /// Returns whether it is over; otherwise it counts as in use now.
     pub(super) fn is_over(&self) -> bool {
         let mut used = self.used();
-        let is_over = self.user.is_revoked() || used.elapsed() > IDLE || self.began.elapsed() > LONGEST;
+        let is_over = self.has_ended.load(Ordering::Relaxed)
+            || self.user.is_revoked()
+            || used.elapsed() > IDLE
+            || self.began.elapsed() > LONGEST;
         *used = Instant::now();
         is_over
     }
@@ -79,17 +85,22 @@ impl Logins {
         if is_full || of_user >= MOST / SHARE {
             let may_go = |login: &&Arc<Login>| is_full || login.user.name() == user.name();
             let oldest = by_key.values().filter(may_go).map(|login| *login.used()).min();
-            by_key.retain(|_, login| Some(*login.used()) != oldest);
+            by_key.retain(|_, login| {
+                let stays = Some(*login.used()) != oldest;
+                login.has_ended.fetch_or(!stays, Ordering::Relaxed);
+                stays
+            });
         }
         let now = Instant::now();
-        by_key.insert(secret.reveal().to_owned(), Arc::new(Login { user, began: now, used: Mutex::new(now) }));
+        let login = Login { user, began: now, used: Mutex::new(now), has_ended: AtomicBool::new(false) };
+        by_key.insert(secret.reveal().to_owned(), Arc::new(login));
         Ok(self.cookie(secret.reveal()))
     }
 
     /// Ends a login, and returns the cookie that ends it in the browser.
     pub(super) fn end(&self, headers: &HeaderMap) -> String {
-        if let Some(key) = cookie(headers, self.name()) {
-            self.by_key().remove(key);
+        if let Some(login) = cookie(headers, self.name()).and_then(|key| self.by_key().remove(key)) {
+            login.has_ended.store(true, Ordering::Relaxed);
         }
         format!("{}; Max-Age=0", self.cookie(""))
     }

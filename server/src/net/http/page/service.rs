@@ -35,6 +35,7 @@ pub(in super::super) struct PageState {
     authenticator: Authenticator,
     /// The port of RESP, for commands that the page shows.
     resp_port: u16,
+    has_tls: bool,
 }
 
 /// Returns the state of the page. The caller runs the board.
@@ -45,7 +46,7 @@ pub(in super::super) fn begin(
     resp_port: u16,
 ) -> PageState {
     let board = Board::new(Arc::new(NodeSource(service)));
-    PageState { board, logins: Arc::new(Logins::new(!has_tls)), authenticator, resp_port }
+    PageState { board, logins: Arc::new(Logins::new(!has_tls)), authenticator, resp_port, has_tls }
 }
 
 /// The files, which anybody may have.
@@ -116,6 +117,8 @@ async fn me(
     let named = named.or_else(|| Some(headers.get(header::HOST)?.to_str().ok()?.to_owned())).unwrap_or_default();
     let host = named.rsplit_once(':').map_or(named.as_str(), |(host, _)| host);
     let place = format!("{host}:{}", page.resp_port);
+    let scheme = if page.has_tls { "palisades" } else { "palisade" };
+    let login = context.principal.user_name().map(|user| format!("{user}@")).unwrap_or_default();
     let (principal, user) = (&context.principal, context.principal.user_name().map(str::to_owned));
     let may_break = match principal {
         Principal::Anyone => true,
@@ -124,7 +127,7 @@ async fn me(
     };
     Answer(Me {
         engine: "service".to_owned(),
-        command: format!("palisade --url palisade://{place}"),
+        command: format!("palisade --url {scheme}://{login}{place}"),
         r#where: place,
         version: env!("CARGO_PKG_VERSION"),
         user,
@@ -162,6 +165,8 @@ async fn follow(
     Extension(permit): Extension<RequestPermit>,
 ) -> Result<impl IntoResponse, Problem> {
     need_login(&context)?;
+    // The numbers are those of all locks, as in the metrics.
+    ServiceHandle::may_report(&context)?;
     let reader = UserReader { principal: context.principal, login, _permit: permit };
     Ok(Sse::new(stream(&page.board, reader)).keep_alive(KeepAlive::new().interval(app.bounds.silence)))
 }
@@ -193,12 +198,14 @@ struct Credentials {
 async fn log_in(
     Extension(page): Extension<PageState>,
     Extension(client): Extension<Arc<Client>>,
+    headers: HeaderMap,
     Json(Credentials { user, secret }): Json<Credentials>,
 ) -> Result<impl IntoResponse, Problem> {
     let Some(users) = &page.authenticator.users else {
         return Err(Problem::bad("no users are configured here; there is nothing to log in to"));
     };
     let user = client.log_in(users, user.as_bytes(), secret.as_bytes()).await?;
+    page.logins.end(&headers);
     let cookie = page.logins.add(user).map_err(|error| Problem::bad(error.to_string()))?;
     Ok((StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie)]))
 }

@@ -107,6 +107,8 @@ fn counters(report: &ServiceReport) -> Counters {
         waits: metrics.waits_granted.clone(),
         commits: Some(metrics.commits.clone()),
         sessions: Some(report.node.sessions.into()),
+        locks: report.node.locks.into(),
+        waiting: metrics.waiting,
     }
 }
 
@@ -116,18 +118,16 @@ fn members(report: &ServiceReport) -> Option<Vec<Member>> {
     let membership = &cluster.membership;
     let all = membership.members.iter().map(|(id, member)| {
         let follower = cluster.followers.iter().find(|follower| follower.member == *id);
-        let is_self = *id == cluster.member;
         Member {
-            id: *id,
-            address: format!("{} ({})", member.name, member.address),
+            id: member.name.clone(),
+            address: member.address.clone(),
             role: match () {
                 () if cluster.leader == Some(*id) => "leader",
                 () if membership.learners.contains(id) => "learner",
                 () => "follower",
             },
             lag: follower.map(|follower| cluster.last_index.saturating_sub(follower.matched)),
-            is_self,
-            reachable: if is_self { Some(true) } else { follower.map(|follower| follower.is_active) },
+            reachable: if *id == cluster.member { Some(true) } else { follower.map(|follower| follower.is_active) },
         }
     });
     (membership.members.len() > 1).then(|| all.collect())
