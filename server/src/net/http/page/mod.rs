@@ -8,7 +8,8 @@ mod static_files;
 
 use axum::http::{HeaderMap, Uri, header};
 use axum::response::{IntoResponse, Response};
-use serde::Serialize;
+use palisade_core::{LockName, Token};
+use serde::{Deserialize, Serialize};
 
 use super::problem::Problem;
 pub(super) use service::{PageState, at_once, begin, files, identify, streams};
@@ -29,6 +30,16 @@ struct Me {
     may_break: bool,
     /// The beginning of a command that shows the same locks.
     command: String,
+}
+
+/// A lock to be taken away.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TakeAway {
+    lock: LockName,
+    /// Only the grant with this token.
+    token: Option<Token>,
+    reason: String,
 }
 
 /// Refuses a request that the page's own scripts have not sent.

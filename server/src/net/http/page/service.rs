@@ -9,7 +9,7 @@ use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json as Answer, Router};
-use palisade_core::{Label, Token};
+use palisade_core::Label;
 use serde::Deserialize;
 
 use super::super::client::{Authenticator, Client};
@@ -20,7 +20,7 @@ use super::super::traffic::RequestPermit;
 use super::super::{App, host};
 use super::login::{Login, Logins};
 use super::source::NodeSource;
-use super::{Me, check_origin, guarded, static_files};
+use super::{Me, TakeAway, check_origin, guarded, static_files};
 use crate::access::Verb;
 use crate::net::handle::ServiceHandle;
 use crate::node::{Principal, RequestContext, Response as NodeResponse};
@@ -212,15 +212,6 @@ async fn log_in(
 
 async fn log_out(Extension(page): Extension<PageState>, headers: HeaderMap) -> impl IntoResponse {
     (StatusCode::NO_CONTENT, [(header::SET_COOKIE, page.logins.end(&headers))])
-}
-
-/// A lock to be taken away.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TakeAway {
-    lock: palisade_core::LockName,
-    token: Option<Token>,
-    reason: String,
 }
 
 async fn take_away(

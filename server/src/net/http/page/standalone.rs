@@ -14,8 +14,6 @@ use axum::{Json as Answer, Router};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use palisade_core::{LockName, Token};
-use serde::Deserialize;
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -25,7 +23,7 @@ use super::super::input::{Json, Params};
 use super::super::problem::Problem;
 use super::super::shapes::Named;
 use super::super::{Bounds, host, input};
-use super::{Me, check_origin, cookie, guarded, static_files};
+use super::{Me, TakeAway, check_origin, cookie, guarded, static_files};
 use crate::page::{Board, Broken, Details, Reader, details, stream};
 
 /// The most connections at once.
@@ -159,14 +157,6 @@ async fn follow(State(shown): State<Shown>) -> impl IntoResponse {
 async fn show(State(shown): State<Shown>, Params(Named { name }): Params<Named>) -> Result<Answer<Details>, Problem> {
     let lock = shown.board.source().lock(name.clone()).await.map_err(Problem::engine_failed)?;
     Ok(Answer(details(&shown.board, name.as_str(), lock)))
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TakeAway {
-    lock: LockName,
-    token: Option<Token>,
-    reason: String,
 }
 
 async fn take_away(
