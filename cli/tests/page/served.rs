@@ -12,7 +12,7 @@ const LONG: Duration = Duration::from_secs(60);
 fn the_page_follows_a_grant_a_hand_over_a_loss_and_a_break() {
     let service = Service::start(&[]);
     let browser = Browser::start();
-    // An address that is none of a view shows the locks.
+    // The page shows the locks at an address that names no view.
     browser.open(&service.page("constructor"));
     browser.until_text("main", "No lock is in use");
 

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,8 +9,8 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use palisade_core::{LockName, SessionId};
 use serde::Serialize;
-use tokio::sync::{Notify, Semaphore, broadcast};
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::sync::{Notify, Semaphore, broadcast, oneshot};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::lock::{Holder, Lock};
 use super::moments::{Moment, Moments};
@@ -25,8 +24,10 @@ const READ_AT_ONCE: usize = 200;
 /// How many rows are sent in one tick, to all pages together, and how many to each at least.
 const SENT_TO_ALL: usize = 20_000;
 const SENT_TO_EACH: usize = 100;
-/// How many pages get everything at once. The others wait, so that requests of clients do not.
+/// How many pages get everything at once, and for how long one that reads slowly keeps the others waiting. So requests of clients
+/// need not wait.
 const LOADING: usize = 4;
+const LONGEST_LOADING: Duration = Duration::from_secs(1);
 /// Where the board's clock begins: a lock may be held for longer than the board exists.
 const BEGINNING: u64 = 1 << 40;
 /// How often the whole list is read, unless it takes long.
@@ -47,7 +48,7 @@ pub struct Board {
     opened: Notify,
     /// Tells this board from one of another process, whose clock is another one.
     pub(super) id: String,
-    pub(super) loading: Arc<Semaphore>,
+    loading: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -166,6 +167,18 @@ impl Board {
         opening
     }
 
+    /// Waits for a place among the pages that get everything at once. The place is free again when the returned value is dropped, or
+    /// after a while.
+    pub(super) async fn place(&self) -> oneshot::Sender<()> {
+        let permit = self.loading.clone().acquire_owned().await;
+        let (place, mut is_dropped) = oneshot::channel();
+        tokio::spawn(async move {
+            let _permit = permit;
+            drop(timeout(LONGEST_LOADING, &mut is_dropped).await);
+        });
+        place
+    }
+
     /// Returns the moments of a lock, and its holders and waiters with the board's times.
     pub(super) fn details(&self, lock: Option<Lock>, name: &str) -> (u64, Option<Row>, Vec<Moment>) {
         let mut state = self.state();
@@ -179,9 +192,8 @@ impl Board {
 
     /// Follows the source until this is dropped.
     pub async fn run(self: Arc<Board>) {
-        let mut sampling = pin!(self.sample());
         tokio::select! {
-            () = &mut sampling => {}
+            () = self.sample() => {}
             () = self.follow_while_needed() => {}
         }
     }
@@ -209,7 +221,7 @@ impl Board {
     }
 
     fn send(&self, message: Message) {
-        // Without a page nobody receives it.
+        // An error means that no page is open.
         drop(self.messages.send(message));
     }
 

@@ -7,8 +7,8 @@ use axum::response::sse;
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use serde::Serialize;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::oneshot;
 
 use super::board::{Board, Message, Opening, Outage, Row, RowHolder, RowWaiter, Rows, json, rows_json};
 use super::lock::{Ended, Lock};
@@ -43,7 +43,7 @@ struct Page<R> {
     /// Whether the page has all rows that there were when it began.
     is_loaded: bool,
     /// The place among the pages that get everything at once.
-    place: Option<OwnedSemaphorePermit>,
+    place: Option<oneshot::Sender<()>>,
 }
 
 /// Returns the events of a page: everything that there is, and then what changes. It ends when the page reads too slowly.
@@ -70,7 +70,7 @@ impl<R: Reader> Page<R> {
         }
         if !self.is_loaded {
             if self.place.is_none() {
-                self.place = self.board.loading.clone().acquire_owned().await.ok();
+                self.place = Some(self.board.place().await);
             }
             // Other requests have their turn between two messages.
             tokio::task::yield_now().await;

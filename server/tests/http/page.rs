@@ -43,7 +43,7 @@ const MARK: &str = "x-palisade-page: 1\r\n";
 
 /// Users that may observe one prefix each, one that may nothing, and one that may everything; with their secrets.
 fn users() -> (Users, [(&'static str, String); 3]) {
-    let made = [("a", Some(("a/", Verb::Observe))), ("nobody", None), ("admin", Some(("", Verb::Admin)))].map(
+    let made = [("a", Some(("a/", Verb::Observe))), ("powerless", None), ("admin", Some(("", Verb::Admin)))].map(
         |(name, rule)| {
             let secret = Secret::random().expect("random bytes");
             let rules = rule.map(|(prefix, verb)| Rule { verbs: vec![verb], prefix: prefix.to_owned() });
@@ -95,7 +95,7 @@ fn other_sites_change_nothing() {
 
 #[test]
 fn a_reader_sees_what_its_user_may_observe() {
-    let (users, [a, nobody, admin]) = users();
+    let (users, [a, powerless, admin]) = users();
     let server = TestServer::of(users);
     let client = server.client().as_user(admin.0, &admin.1);
     let session = client.open(60_000);
@@ -119,7 +119,7 @@ fn a_reader_sees_what_its_user_may_observe() {
     // The numbers are those of all locks: a user without any right gets none.
     let request = format!(
         "GET /page/stream HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncookie: {}\r\n\r\n",
-        log_in(&server, &nobody)
+        log_in(&server, &powerless)
     );
     assert_eq!(Raw::send(server.address(), request.as_bytes()).answer().code(), "DENIED");
     let request = "GET /page/stream HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";

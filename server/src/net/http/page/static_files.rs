@@ -38,7 +38,8 @@ const FILES: &[(&str, &[u8])] = files![
     "timeline.js",
 ];
 
-/// Only what comes from here is loaded and run, no other site may show the page in a frame, and nobody learns where a link was.
+/// A browser loads and runs only files of this server, shows the page in no frame of another site, and does not send the page's
+/// address to other sites.
 const HEADERS: [(HeaderName, &str); 5] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -51,7 +52,7 @@ const HEADERS: [(HeaderName, &str); 5] = [
     (header::CACHE_CONTROL, "no-store"),
 ];
 
-/// Adds the security headers. A browser would answer a challenge with a dialog of its own, so there is none.
+/// Adds the security headers, and removes the challenge, for which a browser would show its own login dialog.
 pub(super) fn guard(mut response: Response) -> Response {
     response.headers_mut().remove(header::WWW_AUTHENTICATE);
     for (name, value) in HEADERS {
