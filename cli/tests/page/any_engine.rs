@@ -69,6 +69,22 @@ fn the_page_of_a_file_shows_and_takes_away_if_it_may() {
     assert_eq!(browser.complaints(), [] as [String; 0]);
 }
 
+/// Browsers send cookies to all ports of a host.
+#[test]
+fn two_pages_on_one_host_do_not_log_each_other_out() {
+    let sandbox = Sandbox::new();
+    let alice = sandbox.client("alice");
+    let _held = alice.lock("orders/42").acquire().expect("it is free");
+    let (one, two) = (Page::start(&sandbox, &[]), Page::start(&sandbox, &[]));
+    let browser = Browser::start();
+    for page in [&one, &two] {
+        browser.open(&page.address);
+        browser.until_text(".list-body", "alice");
+    }
+    browser.open(&one.view("locks"));
+    browser.until_text(".list-body", "alice");
+}
+
 #[test]
 fn a_page_that_only_shows_offers_no_way_to_take_a_lock_away() {
     let sandbox = Sandbox::new();

@@ -32,7 +32,6 @@ const CONNECTIONS: usize = 256;
 const SILENCE: Duration = Duration::from_secs(15);
 /// How long the head of a request may take, and how long a connection may be idle.
 const HEAD: Duration = Duration::from_secs(30);
-const COOKIE: &str = "palisade-page";
 
 /// What a page says about the engine that it shows, and who may read it.
 #[derive(Debug, Clone)]
@@ -53,6 +52,8 @@ pub struct Standalone {
 struct Shown {
     board: Arc<Board>,
     about: Arc<Standalone>,
+    /// Browsers send a cookie to all ports of a host, so its name has the port: two pages do not overwrite each other's.
+    cookie: Arc<str>,
 }
 
 /// Serves the page until this is dropped. The caller runs the board.
@@ -62,7 +63,8 @@ struct Shown {
 /// The socket fails.
 pub async fn serve_page(listener: TcpListener, board: Arc<Board>, about: Standalone) -> io::Result<()> {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
-    let router = router(Shown { board, about: Arc::new(about) });
+    let cookie = format!("palisade-page-{}", listener.local_addr()?.port());
+    let router = router(Shown { board, about: Arc::new(about), cookie: cookie.into() });
     loop {
         let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
         let (stream, _) = listener.accept().await?;
@@ -102,12 +104,16 @@ async fn admit(State(shown): State<Shown>, RawQuery(query): RawQuery, request: R
     let is_key = |given: &str| bool::from(given.as_bytes().ct_eq(shown.about.key.as_bytes()));
     let given = query.as_deref().and_then(|query| query.strip_prefix("key="));
     if request.uri().path() == "/" && given.is_some_and(is_key) {
-        let cookie = format!("{COOKIE}={}; Path=/; HttpOnly; SameSite=Strict", shown.about.key);
+        let cookie = format!("{}={}; Path=/; HttpOnly; SameSite=Strict", shown.cookie, shown.about.key);
         return guarded((StatusCode::SEE_OTHER, [(header::LOCATION, "/".to_owned()), (header::SET_COOKIE, cookie)]));
     }
-    if !cookie(request.headers(), COOKIE).is_some_and(is_key) {
-        let why = "open the address that `palisade page` has printed: it has a key that only you know";
-        return guarded(Problem::denied(why));
+    if !cookie(request.headers(), &shown.cookie).is_some_and(is_key) {
+        const WHY: &str = "open the address that `palisade page` has printed: it has a key that only you know";
+        return match request.uri().path() {
+            // A person has typed the address.
+            "/" => guarded((StatusCode::FORBIDDEN, format!("Palisade: {WHY}.\n"))),
+            _ => guarded(Problem::denied(WHY)),
+        };
     }
     if request.method() != Method::GET
         && let Err(problem) = check_origin(request.uri(), request.headers())
