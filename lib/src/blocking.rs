@@ -16,6 +16,7 @@ use std::time::Duration;
 use pollster::block_on;
 
 use crate::engine::{Forced, Guarantees, LockInfo, Raised, Watched};
+use crate::recipe::Change;
 use crate::{Error, Leader, Loss, Options, SessionId, Token};
 
 /// Connects to the engine that a URL names, with the default [`Options`]. See [`crate::connect`].
@@ -110,6 +111,20 @@ impl Palisade {
     /// ```
     pub fn lock_all<N: Into<String>>(&self, names: impl IntoIterator<Item = N>) -> Request<crate::LockGuard> {
         Request(self.0.lock_all(names))
+    }
+
+    /// Partitions that members share. See [`crate::Palisade::partitions`].
+    ///
+    /// ```
+    /// use palisade::recipe::Change;
+    /// let palisade = palisade::blocking::connect("memory:")?;
+    /// let mut member = palisade.partitions("orders", 1).join(1)?;
+    /// assert!(matches!(member.next_change()?, Change::Gained(_)));
+    /// member.leave()?;
+    /// # Ok::<(), palisade::Error>(())
+    /// ```
+    pub fn partitions(&self, name: impl Into<String>, count: u32) -> Partitions {
+        Partitions(self.0.partitions(name, count))
     }
 
     /// Returns the current state of a lock. See [`crate::Palisade::inspect`].
@@ -307,6 +322,72 @@ impl DetachedSession {
     /// As the async version.
     pub fn close(&self) -> Result<(), Error> {
         block_on(self.0.close())
+    }
+}
+
+/// Partitions that members share. See [`crate::recipe::Partitions`].
+#[must_use = "partitions are shared among members that have joined"]
+pub struct Partitions(crate::recipe::Partitions);
+
+impl Partitions {
+    /// Sets how long the application has to let go of a partition. See [`crate::recipe::Partitions::grace`].
+    pub fn grace(self, grace: Duration) -> Partitions {
+        Partitions(self.0.grace(grace))
+    }
+
+    /// Accepts an engine whose tokens rise only while its store keeps its data. See
+    /// [`crate::recipe::Partitions::dangerous_accept_failover`].
+    pub fn dangerous_accept_failover(self) -> Partitions {
+        Partitions(self.0.dangerous_accept_failover())
+    }
+
+    /// Becomes a member. See [`crate::recipe::Partitions::join`].
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::recipe::Partitions::join`].
+    pub fn join(self, capacity: u32) -> Result<Member, Error> {
+        block_on(self.0.join(capacity)).map(Member)
+    }
+}
+
+/// A member of the group that shares partitions. See [`crate::recipe::Member`], whose other methods it has too.
+#[derive(Debug)]
+pub struct Member(crate::recipe::Member);
+
+impl Deref for Member {
+    type Target = crate::recipe::Member;
+    fn deref(&self) -> &crate::recipe::Member {
+        &self.0
+    }
+}
+
+impl Member {
+    /// Waits for the next change. See [`crate::recipe::Member::next`].
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::recipe::Member::next`].
+    pub fn next_change(&mut self) -> Result<Change, Error> {
+        block_on(self.0.next())
+    }
+
+    /// Lets go of a partition. See [`crate::recipe::Member::release`].
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::recipe::Member::release`].
+    pub fn release(&self, partition: u32) -> Result<(), Error> {
+        block_on(self.0.release(partition))
+    }
+
+    /// Leaves the group. See [`crate::recipe::Member::leave`].
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::recipe::Member::leave`].
+    pub fn leave(self) -> Result<(), Error> {
+        block_on(self.0.leave())
     }
 }
 

@@ -7,6 +7,7 @@ use palisade_core::{Label, LockName, Refusal, SessionId, Token};
 use crate::connect::Target;
 use crate::engine::{Engine, Failure, Forced, Guarantees, Level, LockInfo, Raised};
 use crate::keeper::{ForceRelease, Link, Op, Start};
+use crate::recipe::Partitions;
 use crate::{
     DetachedSession, Election, Error, ErrorKind, Lock, LockSet, Misuse, Options, Request, RwLock, Semaphore, Watch,
     error,
@@ -178,6 +179,22 @@ impl Palisade {
     /// ```
     pub fn election(&self, name: impl Into<String>) -> Election {
         Election::new(self.link.clone(), name.into())
+    }
+
+    /// A number of partitions that members share, each with one owner and its own token.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// use palisade::recipe::Change;
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let mut member = palisade.partitions("orders", 4).join(4).await?;
+    /// let Change::Gained(ownership) = member.next().await? else { panic!("a lone member only gains") };
+    /// println!("partition {} with token {}", ownership.partition(), ownership.token()?);
+    /// member.leave().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn partitions(&self, name: impl Into<String>, count: u32) -> Partitions {
+        Partitions::new(self.link.clone(), name.into(), count)
     }
 
     /// Returns the current state of a lock: its holders, its waiters and the last grants that ended. `None` if it has neither

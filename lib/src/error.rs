@@ -70,6 +70,8 @@ pub enum Misuse {
     Refused(Refusal),
     /// No engine has this URL.
     Url(String),
+    /// An argument is invalid, for this reason.
+    Invalid(String),
     /// Several locks are held, and the call does not name one.
     WhichLock,
     /// The client has no session, because it was connected as an observer.
@@ -81,6 +83,15 @@ pub enum Misuse {
         /// How long the session certainly lives after a keep-alive.
         lease: Duration,
     },
+    /// This client is a member already: its session can hold each partition once only.
+    AlreadyMember,
+    /// Members of the same name share another number of partitions.
+    PartitionCount {
+        /// The number in this call.
+        ours: u32,
+        /// The number of a member.
+        theirs: u32,
+    },
 }
 
 impl fmt::Display for Misuse {
@@ -89,12 +100,18 @@ impl fmt::Display for Misuse {
             Misuse::Name(bad) => bad.fmt(f),
             Misuse::Number(bad) => bad.fmt(f),
             Misuse::Refused(refusal) => refusal.fmt(f),
-            Misuse::Url(what) => f.write_str(what),
+            Misuse::Url(what) | Misuse::Invalid(what) => f.write_str(what),
             Misuse::WhichLock => f.write_str("several locks are held; say which one with signed_token_for(lock)"),
             Misuse::Observer => f.write_str("an observer has no session to hold it; connect without .observer()"),
             Misuse::LongerThanLease { needed, lease } => {
                 write!(f, "{needed:?} are needed, and a keep-alive is good for {lease:?}; connect with a longer TTL")
             }
+            Misuse::AlreadyMember => f.write_str("this client is a member already; connect another client"),
+            Misuse::PartitionCount { ours, theirs } => write!(
+                f,
+                "its members share {theirs} partitions, not {ours}; use the same number, or another name, or stop all \
+                 members before changing it"
+            ),
         }
     }
 }
@@ -106,6 +123,19 @@ impl Error {
 
     pub(crate) fn on(self, lock: impl Into<String>) -> Error {
         Error { lock: Some(lock.into()), ..self }
+    }
+
+    /// Returns this error of an operation of which an earlier step may have taken effect.
+    #[cfg(any(feature = "embedded", feature = "postgres", feature = "redis", feature = "object-store"))]
+    pub(crate) fn after_possible_effect(mut self) -> Error {
+        match &mut *self.kind {
+            ErrorKind::Outage { may_have_taken_effect, .. } => *may_have_taken_effect = true,
+            _ => {
+                let (what, source) = (self.to_string(), None);
+                *self.kind = ErrorKind::Outage { what, may_have_taken_effect: true, is_retryable: false, source };
+            }
+        }
+        self
     }
 
     /// Returns the kind of the failure.

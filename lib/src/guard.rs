@@ -252,6 +252,18 @@ impl Guard {
         self.link.call(|reply| Op::Release(self.grant.clone(), Some(reply))).instrument(span).await
     }
 
+    /// Releases the lock as dropping the guard does, while others still have the guard.
+    pub(crate) fn release_in_background(&self) {
+        if !self.grant.is_released() {
+            self.link.send(Op::Release(self.grant.clone(), None));
+        }
+    }
+
+    /// Returns the grant's token, whether it is still held or not. For comparisons only.
+    pub(crate) fn granted_token(&self) -> Token {
+        self.grant.token
+    }
+
     /// Returns the locks that this guard holds.
     ///
     /// ```
@@ -324,9 +336,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if !self.grant.is_released() {
-            self.link.send(Op::Release(self.grant.clone(), None));
-        }
+        self.release_in_background();
     }
 }
 

@@ -18,6 +18,7 @@
 //! - [`connect`] makes a [`Palisade`]: one session, kept alive by a separate thread.
 //! - [`Palisade::lock`], [`rw_lock`](Palisade::rw_lock), [`semaphore`](Palisade::semaphore),
 //!   [`lock_all`](Palisade::lock_all) and [`election`](Palisade::election) are requests.
+//! - [`recipe`] has what is built from them, such as [`partitions`](Palisade::partitions).
 //! - [`acquire`](Request::acquire) waits, [`try_acquire`](Request::try_acquire) does not,
 //!   [`acquire_within`](Request::acquire_within) waits for a limited time.
 //! - [`seal`](Request::seal) makes resources refuse every older holder before the caller gets the guard; `palisade-fence`
@@ -25,6 +26,7 @@
 //! - A [`Guard`] reports when its lock is lost: [`token`](Guard::token), [`ensure`](Guard::ensure),
 //!   [`jeopardy`](Guard::jeopardy), [`lost`](Guard::lost).
 //! - An [`Error`] says whether it may be retried and whether it may have taken effect. Contention is not an error.
+//! - [`recipe`] has tools that are often better than a lock.
 //! - [`blocking`] is the same for programs without async.
 #![forbid(unsafe_code)]
 
@@ -41,6 +43,7 @@ mod keeper;
 mod lock;
 mod loss;
 mod options;
+pub mod recipe;
 mod seal;
 mod signed;
 #[cfg(feature = "_simulation")]
@@ -71,3 +74,18 @@ pub use watch::Watch;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+/// The examples of the pages about recipes, too.
+#[cfg(all(doctest, feature = "embedded"))]
+mod recipe_pages {
+    #[doc = include_str!("../../docs/recipes/cache.md")]
+    struct Cache;
+    #[doc = include_str!("../../docs/recipes/once.md")]
+    struct Once;
+    #[doc = include_str!("../../docs/recipes/partitions.md")]
+    struct Partitions;
+    #[doc = include_str!("../../docs/recipes/compare-and-set.md")]
+    struct CompareAndSet;
+    #[doc = include_str!("../../docs/recipes/queue.md")]
+    struct Queue;
+}

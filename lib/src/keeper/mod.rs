@@ -13,7 +13,8 @@ mod session;
 mod sessions;
 mod waker;
 
-use std::sync::{Arc, Mutex, PoisonError, mpsc as std_mpsc};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc as std_mpsc};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -46,6 +47,8 @@ pub(crate) struct Link {
     /// Whether the client has no session and only views locks.
     pub(crate) is_observer: bool,
     thread: ThreadId,
+    /// The names of the groups that this client is a member of.
+    joined: Mutex<BTreeSet<String>>,
     /// Closed when the keeper has ended; never receives anything.
     ended: Mutex<std_mpsc::Receiver<()>>,
 }
@@ -69,7 +72,16 @@ impl Link {
         let gone = |_| outage(engine, "the keeper's thread ended unexpectedly", std::io::Error::other("it panicked"));
         let guarantees = guarantees.await.map_err(gone)??;
         let ended = Mutex::new(ended);
-        Ok(Arc::new(Link { ops: Some(ops), outbox, guarantees, label, is_observer, thread, ended }))
+        Ok(Arc::new(Link {
+            ops: Some(ops),
+            outbox,
+            guarantees,
+            label,
+            is_observer,
+            thread,
+            joined: Mutex::default(),
+            ended,
+        }))
     }
 
     /// Sends an operation to the keeper and waits for the reply.
@@ -85,6 +97,20 @@ impl Link {
         if let Some(ops) = &self.ops {
             // A keeper that has ended has closed the session, and with it every grant and wait.
             drop(ops.send(op));
+        }
+    }
+
+    /// Returns the names of the groups that this client is a member of.
+    pub(crate) fn joined(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        // No panic can leave it inconsistent.
+        self.joined.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `ended` is closed by a task on the keeper's thread, for as long as dropping the last handle waits. Does
+    /// nothing on that thread.
+    pub(crate) fn wait_for_task(&self, ended: &std_mpsc::Receiver<()>) {
+        if thread::current().id() != self.thread {
+            let _ = ended.recv_timeout(CLOSE_TIMEOUT);
         }
     }
 }

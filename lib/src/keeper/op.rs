@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::LocalBoxFuture;
 use palisade_core::{Delay, Label, LockName, LockNames, SessionId, Token, Value, Wants};
 use tokio::sync::{mpsc, oneshot};
 
@@ -27,10 +28,15 @@ pub(crate) enum Op {
     List(String, Reply<Vec<LockInfo>>),
     Watch(String, Reply<Watch>),
     ForSession(SessionId, SessionOp, Reply<()>),
+    /// Runs a task of the library on the keeper's thread, where it goes on while the application blocks its own.
+    Spawn(Spawn),
     /// Ends the client and leaves its session open until the TTL expires.
     Detach(Reply<SessionId>),
     Close(Reply<()>),
 }
+
+/// Makes the future of a task, on the thread that runs it.
+pub(crate) type Spawn = Box<dyn FnOnce() -> LocalBoxFuture<'static, ()> + Send>;
 
 /// An operation on a session that another client opened.
 pub(crate) enum SessionOp {

@@ -81,6 +81,7 @@ impl<E: Engine> Driver<E> {
                 let operation = op.operation();
                 self.answer(reply, self.for_session(session, op), operation, &session.to_string()).await;
             }),
+            Op::Spawn(task) => start(task()),
             Op::Detach(reply) => start(async move { self.detach(reply).await }),
             Op::Close(reply) => start(async move { self.close(reply).await }),
         }

@@ -10,6 +10,10 @@
 //! | `release` | releases | `released` or `lost` |
 //! | `seal FILE` | seals the fenced file with the token of the last grant | `sealed NUMBER` or `superseded` |
 //! | `write FILE NUMBER` | writes with that token, without a look at the lock | `written NUMBER` or `superseded` |
+//! | `overwrite FILE NUMBER` | replaces the file by the number, without a token | `written NUMBER` |
+//! | `join NAME COUNT` | becomes a member that shares partitions | `joined` |
+//! | `change` | waits for the next change of what it owns | `gained PARTITION`, `losing PARTITION` or `lost PARTITION` |
+//! | `own PARTITION` | takes the token of a partition that it owns for `seal` and `write` | `token TOKEN` |
 //! | `waiters NAME` | inspects the lock | the number of waiters |
 //! | `clock` | reads the boot clock | its milliseconds |
 //! | `count FILE NAME TIMES` | increments the number in the file under the lock | `ack TOKEN` for each, then `counted` |
@@ -25,7 +29,8 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use palisade::blocking::{Held, Palisade, connect_with};
+use palisade::blocking::{Held, Member, Palisade, connect_with};
+use palisade::recipe::Change;
 use palisade::{BootInstant, LockGuard, Options, Token};
 use palisade_testbench::fenced_file::{Access, FencedFile};
 use palisade_testbench::soak::work::{Orders, Working};
@@ -36,6 +41,7 @@ struct Worker {
     held: Option<Held<LockGuard>>,
     token: Option<Token>,
     soaking: Option<Working>,
+    member: Option<Member>,
 }
 
 fn main() {
@@ -94,6 +100,28 @@ impl Worker {
                     Access::Done(number) => format!("written {number}"),
                     Access::Superseded => "superseded".to_owned(),
                 })
+            }
+            ["overwrite", file, number] => {
+                std::fs::write(file, number)?;
+                Ok(format!("written {number}"))
+            }
+            ["join", name, count] => {
+                let count = count.parse()?;
+                let partitions = self.palisade()?.partitions(*name, count).dangerous_accept_failover();
+                self.member = Some(partitions.join(count)?);
+                Ok("joined".to_owned())
+            }
+            ["change"] => Ok(match self.member.as_mut().ok_or("not a member")?.next_change()? {
+                Change::Gained(ownership) => format!("gained {}", ownership.partition()),
+                Change::Losing { partition, .. } => format!("losing {partition}"),
+                Change::Lost { partition, .. } => format!("lost {partition}"),
+                other => format!("{other:?}"),
+            }),
+            ["own", partition] => {
+                let member = self.member.as_ref().ok_or("not a member")?;
+                let token = member.get(partition.parse()?).ok_or("not owned")?.token()?;
+                self.token = Some(token);
+                Ok(format!("token {token}"))
             }
             ["waiters", name] => {
                 let lock = self.palisade()?.inspect(name)?;

@@ -85,14 +85,14 @@ impl Config {
     }
 
     /// The server as messages name it.
-    pub(super) fn peer(&self) -> Peer {
+    pub(crate) fn peer(&self) -> Peer {
         let Server { address, socket, database, .. } = &self.server;
         let place = socket.clone().unwrap_or_else(|| address.to_string());
         Peer::new("MySQL", format!("{place} ({database})"))
     }
 
     /// Returns the driver's options, with the contents of the TLS files.
-    pub(super) fn opts(&self) -> Result<Opts, ConnectError> {
+    pub(crate) fn opts(&self) -> Result<Opts, ConnectError> {
         let Server { address, socket, database, user, password } = &self.server;
         let password =
             password.as_ref().map(Secret::reveal).transpose().map_err(|error| error.connect_error(&TLS))?;

@@ -61,7 +61,7 @@ impl From<Error> for ConnectError {
 }
 
 /// The error in one line.
-pub(super) fn message(error: &Error) -> String {
+pub(crate) fn message(error: &Error) -> String {
     let text = match error {
         Error::Server(error) => error.message.clone(),
         Error::Io(IoError::Io(error)) if is_broken(error.kind()) => format!("cannot be reached: {error}"),
@@ -84,7 +84,7 @@ fn has_code(error: &Error, codes: &[u16]) -> bool {
 }
 
 /// Whether another transaction has caused the error, so that the same statement can be sent again at once.
-pub(super) fn is_contention(error: &Error) -> bool {
+pub(crate) fn is_contention(error: &Error) -> bool {
     has_code(error, &CONTENTION)
 }
 
@@ -94,11 +94,11 @@ pub(super) fn leaves_transaction(error: &Error) -> bool {
     has_code(error, &INTERRUPTED) || has_code(error, &[IN_TRANSACTION])
 }
 
-pub(super) fn is_denied(error: &Error) -> bool {
+pub(crate) fn is_denied(error: &Error) -> bool {
     has_code(error, &DENIED)
 }
 
-pub(super) fn is_missing(error: &Error) -> bool {
+pub(crate) fn is_missing(error: &Error) -> bool {
     has_code(error, &MISSING)
 }
 

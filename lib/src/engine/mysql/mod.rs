@@ -5,7 +5,7 @@
 mod backend;
 mod config;
 mod connection;
-mod error;
+pub(crate) mod error;
 mod fast_path;
 mod poll;
 mod poll_backoff;

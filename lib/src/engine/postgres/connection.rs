@@ -3,7 +3,6 @@
 //! pipelined call to another client.
 
 use std::cell::Cell;
-use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -11,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use futures_util::TryStreamExt;
 use futures_util::future::LocalBoxFuture;
+use futures_util::stream::{self, Stream, StreamExt, TryStreamExt};
 use palisade_core::{Acquire, Mode, Patience, Reentry, RequestNo, SessionId, Token};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -341,51 +340,65 @@ pub(in crate::engine) struct Dialed {
     pub(in crate::engine) local: Option<SocketAddr>,
 }
 
+/// The messages of a connection. Polling them drives the connection.
+type Messages = Pin<Box<dyn Stream<Item = Result<AsyncMessage, tokio_postgres::Error>> + Send>>;
+
 /// Connects to the server. `on_push` receives the payloads of notifications.
 pub(in crate::engine) async fn dial(
     config: &Config,
     on_push: impl Fn(&str) + Clone + 'static,
 ) -> Result<Dialed, ConnectError> {
+    let (client, messages, local) = open(config).await?;
+    Ok(Dialed { client, driver: Box::pin(drive(messages, on_push)), local })
+}
+
+/// Connects to the server, for any thread, and drives the connection in a task of the current runtime.
+pub(crate) async fn dial_shared(config: &Config) -> Result<Client, ConnectError> {
+    let (client, messages, _) = open(config).await?;
+    tokio::spawn(drive(messages, |_| ()));
+    Ok(client)
+}
+
+async fn open(config: &Config) -> Result<(Client, Messages, Option<SocketAddr>), ConnectError> {
     let tls = config.tls.as_ref().map(|tls| tls.load().map_err(|error| error.connect_error(&TLS))).transpose()?;
     let tls = tls.map(|files| MakeRustlsConnect::new((*files).clone()));
     let Some(Host::Tcp(name)) = config.host() else {
         let (client, connection) = config.server.connect(NoTls).await?;
-        return Ok(Dialed { client, driver: drive(connection, on_push), local: None });
+        return Ok((client, messages(connection), None));
     };
     let stream = connect_tcp(name, config.port()).await?;
     let local = stream.local_addr().ok();
-    let (client, driver) = match tls {
+    let (client, messages) = match tls {
         None => {
             let (client, connection) = config.server.connect_raw(stream, NoTls).await?;
-            (client, drive(connection, on_push))
+            (client, messages(connection))
         }
         Some(mut tls) => {
             let connect = MakeTlsConnect::<TcpStream>::make_tls_connect(&mut tls, name);
             let connect = connect.map_err(|error| ConnectError::permanent(format!("cannot encrypt: {error}")))?;
             let (client, connection) = config.server.connect_raw(stream, connect).await?;
-            (client, drive(connection, on_push))
+            (client, messages(connection))
         }
     };
-    Ok(Dialed { client, driver, local })
+    Ok((client, messages, local))
+}
+
+fn messages<S, T>(mut connection: tokio_postgres::Connection<S, T>) -> Messages
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    Box::pin(stream::poll_fn(move |cx| connection.poll_message(cx)))
 }
 
 /// Sends and receives until the connection ends.
-fn drive<S, T>(
-    mut connection: tokio_postgres::Connection<S, T>,
-    on_push: impl Fn(&str) + 'static,
-) -> LocalBoxFuture<'static, ConnectError>
-where
-    S: AsyncRead + AsyncWrite + Unpin + 'static,
-    T: AsyncRead + AsyncWrite + Unpin + 'static,
-{
-    Box::pin(async move {
-        loop {
-            match poll_fn(|cx| Pin::new(&mut connection).poll_message(cx)).await {
-                Some(Ok(AsyncMessage::Notification(note))) => on_push(note.payload()),
-                Some(Ok(_)) => {}
-                Some(Err(error)) => return error.into(),
-                None => return ConnectError::closed(),
-            }
+async fn drive(mut messages: Messages, on_push: impl Fn(&str)) -> ConnectError {
+    loop {
+        match messages.next().await {
+            Some(Ok(AsyncMessage::Notification(note))) => on_push(note.payload()),
+            Some(Ok(_)) => {}
+            Some(Err(error)) => return error.into(),
+            None => return ConnectError::closed(),
         }
-    })
+    }
 }

@@ -41,7 +41,7 @@ impl From<tokio_postgres::Error> for ConnectError {
 }
 
 /// The error in one line: PostgreSQL's message and hint, if there are any.
-pub(super) fn message(error: &tokio_postgres::Error) -> String {
+pub(crate) fn message(error: &tokio_postgres::Error) -> String {
     let text = match error.as_db_error() {
         Some(db) => match db.hint() {
             Some(hint) => format!("{}. {hint}", db.message()),

@@ -4,8 +4,8 @@
 
 mod backend;
 mod config;
-pub(super) mod connection;
-pub(super) mod error;
+pub(crate) mod connection;
+pub(crate) mod error;
 pub(super) mod pooler;
 mod schema;
 mod survey;

@@ -1,17 +1,20 @@
 //! One connection to Redis, the calls on it, and how it is opened. Calls are pipelined. A call without a reply in time breaks
 //! the connection.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::LocalBoxFuture;
+use futures_util::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, Cmd, ErrorKind, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, Value,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::task::spawn_local;
 use tokio::time::timeout;
 
@@ -226,7 +229,7 @@ impl RemoteConnection for Connection {
 pub(super) struct Dialed {
     pub(super) redis: MultiplexedConnection,
     /// Sends and receives until the connection closes.
-    pub(super) driver: LocalBoxFuture<'static, ()>,
+    pub(super) driver: BoxFuture<'static, ()>,
     pub(super) peer: Peer,
 }
 
@@ -247,20 +250,24 @@ impl Dialed {
 }
 
 /// Opens connections.
-pub(super) struct Dialer {
+pub(crate) struct Dialer {
     pub(super) config: Config,
     /// The node of a cluster that has the namespace, according to a redirection.
-    home: RefCell<Option<Address>>,
+    home: Mutex<Option<Address>>,
     /// How many times a node of the URL was dialed, to try them in turn.
-    dials: Cell<usize>,
+    dials: AtomicUsize,
 }
 
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 impl Dialer {
-    pub(super) fn new(config: Config) -> Dialer {
-        Dialer { config, home: RefCell::default(), dials: Cell::new(0) }
+    pub(crate) fn new(config: Config) -> Dialer {
+        Dialer { config, home: Mutex::default(), dials: AtomicUsize::new(0) }
+    }
+
+    fn home(&self) -> MutexGuard<'_, Option<Address>> {
+        self.home.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the next dial go to `to`, which has the namespace according to another node.
@@ -273,7 +280,7 @@ impl Dialer {
             let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
             Some(Address { host, port: port.parse().ok()? })
         });
-        self.home.replace(node);
+        *self.home() = node;
         ConnectError::redirected(format!("it redirects this namespace to {to}"))
     }
 
@@ -285,15 +292,24 @@ impl Dialer {
         }
     }
 
+    /// Connects, for any thread, and drives the connection in a task of the current runtime.
+    pub(crate) async fn dial_shared(&self) -> Result<(MultiplexedConnection, Peer), ConnectError> {
+        let (pushes, _) = mpsc::unbounded_channel();
+        let Dialed { redis, driver, peer } = self.dial(pushes).await?;
+        tokio::spawn(driver);
+        Ok((redis, peer))
+    }
+
     /// Connects to the node that has the namespace, or to one that will redirect the first call.
     async fn dial_cluster(&self, pushes: UnboundedSender<PushInfo>) -> Result<Dialed, ConnectError> {
-        if let Some(home) = self.home.take()
+        let home = self.home().take();
+        if let Some(home) = home
             && let Ok(dialed) = self.dial_node(&home, pushes.clone()).await
         {
-            self.home.replace(Some(home));
+            *self.home() = Some(home);
             return Ok(dialed);
         }
-        let dial = self.dials.replace(self.dials.get() + 1);
+        let dial = self.dials.fetch_add(1, Relaxed);
         let mut dialed = self.dial_node(&self.config.nodes[dial % self.config.nodes.len()], pushes).await?;
         // If this user may not call CLUSTER, the first request fails with the reason.
         match dialed.query(redis::cmd("CLUSTER").arg("INFO")).await {

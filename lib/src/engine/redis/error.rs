@@ -94,7 +94,7 @@ impl From<CallError> for ConnectError {
 }
 
 /// Classifies an error of the server or of the driver.
-pub(super) fn classify(error: RedisError) -> ConnectError {
+pub(crate) fn classify(error: RedisError) -> ConnectError {
     let classified = match (error.kind(), error.code().unwrap_or_default()) {
         (ErrorKind::AuthenticationFailed, _) | (_, "NOAUTH" | "WRONGPASS") => ConnectError::denied(format!(
             "it does not let this client in: {error}; connect with a user and a password that it accepts"

@@ -4,8 +4,8 @@
 
 mod backend;
 mod config;
-mod connection;
-mod error;
+pub(crate) mod connection;
+pub(crate) mod error;
 mod fast_path;
 mod namespace;
 mod numbers;

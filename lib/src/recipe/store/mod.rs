@@ -1,0 +1,73 @@
+//! The databases in which recipes keep their records.
+//!
+//! A recipe creates its table when it first needs it, if it is missing. All handles are cheap to clone, and clones share their
+//! connections. They need a Tokio runtime, except for [`Sqlite`].
+
+#[cfg(feature = "mysql")]
+mod mysql;
+#[cfg(feature = "object-store")]
+mod objects;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "embedded")]
+mod sqlite;
+
+#[cfg(feature = "mysql")]
+pub use mysql::Mysql;
+#[cfg(feature = "mysql")]
+pub(crate) use mysql::{is_contention, is_missing as is_missing_in_mysql};
+#[cfg(feature = "object-store")]
+pub use objects::Objects;
+#[cfg(feature = "postgres")]
+pub use postgres::Postgres;
+#[cfg(feature = "postgres")]
+pub(crate) use postgres::is_missing;
+#[cfg(feature = "redis")]
+pub use redis::Redis;
+#[cfg(feature = "embedded")]
+pub use sqlite::Sqlite;
+
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
+use crate::engine::remote::ConnectError;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
+use crate::{Error, ErrorKind, Misuse};
+
+/// The operation of connecting, in messages.
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
+const CONNECT: &str = "connect";
+
+/// Checks the scheme of a URL, and parses the rest.
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
+fn parse_url<T>(
+    url: &str,
+    store: &'static str,
+    schemes: &[&str],
+    parse: impl FnOnce(&str, &str) -> Result<T, crate::engine::Failure>,
+) -> Result<T, Error> {
+    match url.split_once(':') {
+        Some((scheme, rest)) if schemes.contains(&scheme) => {
+            parse(scheme, rest).map_err(|failure| Error::new(failure.into(), store, CONNECT))
+        }
+        _ => {
+            let what = format!("this is no {store} URL; it begins with {}:", schemes.join(": or "));
+            Err(Error::new(ErrorKind::Misuse(Misuse::Url(what)), store, CONNECT))
+        }
+    }
+}
+
+/// Fails an attempt to connect that takes longer. Recipes run in the application's runtime, and are not simulated.
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
+async fn within<T>(
+    limit: std::time::Duration,
+    attempt: impl Future<Output = Result<T, ConnectError>>,
+) -> Result<T, ConnectError> {
+    tokio::time::timeout(limit, attempt).await.unwrap_or_else(|_| Err(ConnectError::no_answer(limit)))
+}
+
+/// Adds the key of the record to an error, if the operation has one.
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
+fn named(error: Error, key: &str) -> Error {
+    if key.is_empty() { error } else { error.on(key) }
+}

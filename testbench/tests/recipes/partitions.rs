@@ -1,0 +1,314 @@
+//! Members that share partitions.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use futures_util::future::select_all;
+use palisade::recipe::{Change, Member};
+use palisade::{Error, ErrorKind, Options, Token};
+use palisade_testbench::bounded::{BOUND, block_until, check, within};
+use palisade_testbench::fenced_file::FencedFile;
+use palisade_testbench::fixture::{LONG_TTL, unused_name};
+use palisade_testbench::servers::{self, Absent};
+use palisade_testbench::worker_process::WorkerProcess;
+use tempfile::TempDir;
+
+/// The TTL of sessions that must end.
+const SHORT_TTL: Duration = Duration::from_secs(1);
+
+fn present<S>(started: Result<S, Absent>) -> S {
+    started.unwrap_or_else(|absent| panic!("{absent}"))
+}
+
+async fn join(url: &str, name: &str, count: u32) -> Result<Member, Error> {
+    let palisade = Options::new().connect(url).await?;
+    palisade.partitions(name, count).dangerous_accept_failover().join(count).await
+}
+
+/// Handles changes as an application does, until each member owns its number of partitions. Returns how many were given
+/// up.
+async fn settle(members: &mut [Member], shares: &[usize]) -> usize {
+    let mut given_up = 0;
+    let is_settled = |members: &[Member]| {
+        let mut pairs = members.iter().zip(shares);
+        pairs.all(|(member, share)| member.owned().len() == *share)
+    };
+    while !is_settled(members) {
+        let changes = members.iter_mut().map(|member| Box::pin(member.next()));
+        let (change, at, _) = within("the shares are right", select_all(changes)).await;
+        if let Change::Losing { partition, .. } = change.expect("it is a member") {
+            members[at].release(partition).await.expect("it is released");
+            given_up += 1;
+        }
+    }
+    given_up
+}
+
+/// What every engine has to do that can list and watch locks.
+fn members_share_and_move_no_more_than_necessary(url: &str) {
+    check(BOUND, async {
+        let name = unused_name("orders");
+        let mut members = vec![join(url, &name, 8).await.expect("a member")];
+        assert_eq!(settle(&mut members, &[8]).await, 0);
+        let first = tokens(&members[0]);
+        members.push(join(url, &name, 8).await.expect("a member"));
+        assert_eq!(settle(&mut members, &[4, 4]).await, 4);
+        for (partition, token) in tokens(&members[1]) {
+            assert!(token > first[partition as usize].1, "partition {partition} has a newer token");
+        }
+        members.remove(0).leave().await.expect("it leaves");
+        assert_eq!(settle(&mut members, &[8]).await, 0);
+        members.remove(0).leave().await.expect("it leaves");
+    });
+}
+
+fn tokens(member: &Member) -> Vec<(u32, Token)> {
+    let owned = member.owned();
+    owned.iter().map(|owned| (owned.partition(), owned.token().expect("it is owned"))).collect()
+}
+
+#[test]
+fn memory() {
+    members_share_and_move_no_more_than_necessary("memory:partitions");
+}
+
+#[test]
+fn embedded() {
+    let store = Store::embedded();
+    members_share_and_move_no_more_than_necessary(&store.url);
+}
+
+#[test]
+fn service() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let service = present(servers::Service::start(env!("CARGO_BIN_EXE_serve"), folder.path()));
+    members_share_and_move_no_more_than_necessary(&service.url());
+}
+
+#[test]
+fn postgres() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let postgres = present(servers::Postgres::start(folder.path()));
+    members_share_and_move_no_more_than_necessary(&postgres.url());
+}
+
+#[test]
+fn redis() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let redis = present(servers::Redis::start(folder.path(), "no"));
+    members_share_and_move_no_more_than_necessary(&redis.url());
+}
+
+#[test]
+fn mysql() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mariadb = present(servers::MariaDb::start(folder.path()));
+    members_share_and_move_no_more_than_necessary(&mariadb.url());
+}
+
+#[test]
+fn zookeeper() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let zookeeper = present(servers::ZooKeeper::start(folder.path()));
+    members_share_and_move_no_more_than_necessary(&format!("zookeeper://{}", zookeeper.address));
+}
+
+#[test]
+fn consul() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let consul = present(servers::Consul::start(folder.path()));
+    members_share_and_move_no_more_than_necessary(&format!("consul://{}", consul.address));
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn etcd() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let etcd = present(servers::Etcd::start(folder.path()));
+    members_share_and_move_no_more_than_necessary(&format!("etcd://{}", etcd.address));
+}
+
+#[test]
+fn an_engine_that_cannot_watch_is_refused_by_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let nodes = ["a", "b", "c"].map(|node| present(servers::Redis::start(&folder.path().join(node), "no")));
+    let url = format!("redlock://{}", nodes.each_ref().map(|node| node.address.to_string()).join(","));
+    check(BOUND, async {
+        let palisade = Options::new().connect(&url).await.expect("a client");
+        let error = palisade.partitions("orders", 8).join(8).await.expect_err("it cannot watch");
+        assert!(matches!(error.kind(), ErrorKind::Unsupported { .. }), "{error}");
+        assert!(error.to_string().contains("way to watch"), "{error}");
+    });
+}
+
+#[test]
+fn an_engine_that_cannot_fence_is_refused_unless_it_is_accepted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let redis = present(servers::Redis::start(folder.path(), "no"));
+    check(BOUND, async {
+        let palisade = Options::new().connect(&redis.url()).await.expect("a client");
+        let error = palisade.partitions("orders", 8).join(8).await.expect_err("its tokens can go back");
+        assert!(matches!(error.kind(), ErrorKind::Unsupported { .. }), "{error}");
+        assert!(error.to_string().contains("dangerous_accept_failover"), "{error}");
+    });
+}
+
+/// Locks in a folder, and files beside them.
+struct Store {
+    url: String,
+    folder: TempDir,
+}
+
+impl Store {
+    fn embedded() -> Store {
+        let folder = tempfile::tempdir().expect("a folder");
+        Store { url: format!("embedded://{}", folder.path().join("locks.db").display()), folder }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A process that is a member.
+    fn member(&self, ttl: Duration, count: u32) -> WorkerProcess {
+        let mut worker = WorkerProcess::spawn(&mut Command::new(env!("CARGO_BIN_EXE_worker"))).expect("a worker");
+        assert_eq!(worker.ask(&format!("connect {} {}", self.url, ttl.as_millis())), "connected");
+        assert_eq!(worker.ask(&format!("join orders {count}")), "joined");
+        worker
+    }
+}
+
+#[test]
+fn the_partitions_of_a_killed_member_go_to_the_others() {
+    let store = Store::embedded();
+    let mut killed = store.member(SHORT_TTL, 6);
+    for _ in 0..6 {
+        assert!(killed.ask("change").starts_with("gained"));
+    }
+    check(BOUND, async {
+        let mut members = vec![join(&store.url, "orders", 6).await.expect("a member")];
+        let mut losing = Vec::new();
+        for _ in 0..3 {
+            losing.push(killed.ask("change"));
+        }
+        assert!(losing.iter().all(|change| change.starts_with("losing")), "{losing:?}");
+        assert!(members[0].owned().is_empty(), "the old owner has not let go");
+        killed.kill();
+        settle(&mut members, &[6]).await;
+    });
+}
+
+/// One update of a partition's number: read it, and write one more.
+struct Update {
+    /// What the writer read before it was stopped.
+    read: u64,
+    was_acknowledged: bool,
+}
+
+/// An owner reads a number and is stopped before it writes. Its successor reads and writes. Then the first one goes on,
+/// as a thread does that was stopped between a check and a write, and writes what it computed. Returns the number in the file
+/// and how many updates were acknowledged.
+fn stop_an_owner_between_read_and_write(is_fenced: bool) -> (u64, u64) {
+    let store = Store::embedded();
+    let file = store.file("partition-0");
+    let path = file.display();
+    let (mut old, mut updates) = (store.member(SHORT_TTL, 1), Vec::new());
+    assert_eq!(old.ask("change"), "gained 0");
+    old.ask("own 0");
+    updates.push(Update { read: read(&mut old, &file, is_fenced), was_acknowledged: false });
+    old.stop();
+    let mut new = store.member(LONG_TTL, 1);
+    // Only the end of the old session can free the partition.
+    assert_eq!(new.ask("change"), "gained 0");
+    new.ask("own 0");
+    updates.push(Update { read: read(&mut new, &file, is_fenced), was_acknowledged: false });
+    old.go_on();
+    for (worker, update) in [&mut new, &mut old].into_iter().zip(updates.iter_mut().rev()) {
+        let write = if is_fenced { "write" } else { "overwrite" };
+        let reply = worker.ask(&format!("{write} {path} {}", update.read + 1));
+        update.was_acknowledged = reply == format!("written {}", update.read + 1);
+        assert!(update.was_acknowledged || reply == "superseded", "{reply}");
+    }
+    // The old owner finds out that it owns nothing. It stays a member: when the other one leaves, it owns the partition again.
+    assert_eq!(old.ask("change"), "lost 0");
+    new.close_input();
+    new.until_ended();
+    assert_eq!(old.ask("change"), "gained 0");
+    let number = match is_fenced {
+        true => FencedFile::open(&file).expect("the file").contents().expect("its contents").writes.len() as u64,
+        false => fs::read_to_string(&file).expect("the file").parse().expect("a number"),
+    };
+    (number, updates.iter().filter(|update| update.was_acknowledged).count() as u64)
+}
+
+fn read(worker: &mut WorkerProcess, file: &Path, is_fenced: bool) -> u64 {
+    if is_fenced {
+        let reply = worker.ask(&format!("seal {}", file.display()));
+        return reply.strip_prefix("sealed ").and_then(|number| number.parse().ok()).expect("it is sealed");
+    }
+    fs::read_to_string(file).ok().and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+#[test]
+fn a_stopped_owner_loses_no_update_of_its_successor() {
+    let (number, acknowledged) = stop_an_owner_between_read_and_write(true);
+    assert_eq!((number, acknowledged), (1, 1), "the late write is refused");
+}
+
+/// The failure that the token of each ownership prevents.
+#[test]
+fn without_tokens_a_stopped_owner_overwrites_the_update_of_its_successor() {
+    let (number, acknowledged) = stop_an_owner_between_read_and_write(false);
+    assert_eq!((number, acknowledged), (1, 2), "two updates are acknowledged, and one is lost");
+}
+
+#[test]
+fn a_member_whose_engine_is_gone_for_a_while_loses_everything_and_comes_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let service = present(servers::Service::start(env!("CARGO_BIN_EXE_serve"), folder.path()));
+    let proxy = palisade_testbench::proxy::Proxy::start(service.address).expect("a proxy");
+    check(BOUND, async {
+        let palisade =
+            Options::new().ttl(SHORT_TTL).connect(&format!("palisade://{}", proxy.address)).await.expect("a client");
+        let mut member = palisade.partitions("orders", 2).join(2).await.expect("a member");
+        let next = async |member: &mut Member| within("a change", member.next()).await.expect("it is a member");
+        for _ in 0..2 {
+            assert!(matches!(next(&mut member).await, Change::Gained(_)));
+        }
+        let before = tokens(&member);
+        proxy.shut();
+        let mut lost = 0;
+        while lost < 2 {
+            match next(&mut member).await {
+                Change::Losing { deadline, .. } => assert!(deadline.left() <= SHORT_TTL),
+                Change::Lost { .. } => lost += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(member.owned().is_empty());
+        proxy.pass();
+        for _ in 0..2 {
+            assert!(matches!(next(&mut member).await, Change::Gained(_)));
+        }
+        for (before, after) in before.iter().zip(tokens(&member)) {
+            assert!(after.1 > before.1);
+        }
+    });
+}
+
+#[test]
+fn a_member_process_that_ends_in_order_leaves_nothing_behind() {
+    let store = Store::embedded();
+    let mut leaving = store.member(LONG_TTL, 3);
+    assert!(leaving.ask("change").starts_with("gained"));
+    leaving.close_input();
+    leaving.until_ended();
+    block_until("nothing is held", || {
+        check(BOUND, async {
+            let palisade = Options::new().connect(&store.url).await.expect("a client");
+            !palisade.list("orders/").await.expect("a list").iter().any(|lock| lock.is_in_use())
+        })
+    });
+}
