@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::outcome::EXIT_CODES;
+use crate::recipe::{once, queue};
 use crate::view::{ls, show, top, watch};
 use crate::{
     advise, cluster, completions, doctor, elect, engine, fence, force, leader, lease, man, page, prove, run, serve,
@@ -75,9 +76,24 @@ pub(crate) enum Command {
     #[command(after_help = elect::EXAMPLES)]
     Elect(elect::Options),
 
+    /// Run a command once per key, and print its kept output when it is called again
+    ///
+    /// For work that must happen once, however often it is attempted: a charge, an import, a mail. The record is in a database,
+    /// and a lock makes parallel calls wait.
+    #[command(after_help = once::EXAMPLES)]
+    Once(once::Options),
+
     /// Show the leader of an election, and the value that it publishes
     #[command(after_help = leader::EXAMPLES)]
     Leader(leader::Options),
+
+    /// Share partitions among hosts, and run a command for those of this host
+    ///
+    /// Each partition has one owner at a time, with a token of its own. The command gets the partitions that this host owns,
+    /// and is ended and started again when they change. A partition goes to its next owner only after the command's whole
+    /// process group has ended. While this host owns none, no command runs.
+    #[command(after_help = run::partitions::EXAMPLES)]
+    Partitions(run::partitions::Options),
 
     /// List the locks that are held or wanted
     ///
@@ -114,6 +130,13 @@ pub(crate) enum Command {
     /// higher token, so a resource that is sealed with it refuses late writes of the old holder.
     #[command(after_help = force::EXAMPLES)]
     Break(force::Options),
+
+    /// Do jobs one at a time per key and in order, from a queue in a database
+    ///
+    /// The jobs are in a table of PostgreSQL or SQLite. A job whose worker dies is delivered again, with a higher token. Jobs of different
+    /// keys are done at the same time.
+    #[command(subcommand, after_help = queue::EXAMPLES)]
+    Queue(queue::Command),
 
     /// Raise the tokens of an engine above the mark of a resource
     #[command(subcommand, after_help = tokens::EXAMPLES)]

@@ -17,6 +17,7 @@ mod man;
 mod outcome;
 mod page;
 mod prove;
+mod recipe;
 mod run;
 mod serve;
 mod settings;
@@ -35,6 +36,7 @@ use clap::Parser;
 
 use crate::args::{Args, Command};
 use crate::outcome::Failure;
+use crate::recipe::{once, queue};
 use crate::settings::Settings;
 use crate::view::{ls, show, top, watch};
 
@@ -66,7 +68,9 @@ fn run_command(args: Args) -> Result<(), Failure> {
         Command::Acquire(options) => block_on(lease::acquire(&options, &settings()?, global.verbose)),
         Command::Renew(options) => block_on(lease::renew(&options, &settings()?, global.verbose)),
         Command::Release(options) => block_on(lease::release(&options, &settings()?, global.verbose)),
+        Command::Once(options) => block_on(once::run(&options, &settings()?, global.verbose)),
         Command::Elect(options) => block_on(elect::elect(&options, &settings()?, global.verbose)),
+        Command::Partitions(options) => block_on(run::partitions::partitions(options, &settings()?, global.verbose)),
         Command::Engine(command) => engine::run(&command),
         Command::Fence(command) => fence::run(&command, &global),
         Command::Serve(options) => serve::run(&options, global.config.as_deref()),
@@ -83,6 +87,7 @@ fn run_command(args: Args) -> Result<(), Failure> {
         Command::Page(options) => block_on(page::run(&settings()?, &options)),
         Command::Break(options) => block_on(force::run(&settings()?, &options)),
         Command::Cluster(command) => block_on(cluster::run(&command, settings())),
+        Command::Queue(command) => block_on(queue::run(&command)),
         Command::Tokens(command) => block_on(tokens::run(&settings()?, &command)),
     }
 }

@@ -30,7 +30,7 @@ Exit codes:
   78  `fence check` found a gap in the fence
   128+N  ended by signal N
 
-`run` and `elect` otherwise pass on the exit code of their command.";
+`run`, `elect`, `once` and `partitions` otherwise pass on the exit code of their command.";
 
 /// Why a command failed.
 #[derive(Debug)]
@@ -156,22 +156,31 @@ pub(crate) fn print_clap(error: &clap::Error) -> Result<(), Failure> {
     if error.use_stderr() { Err(Failure::UsagePrinted) } else { Ok(()) }
 }
 
-/// If the command line of `run` or `elect` has no `--`, suggests where it goes.
+/// If the command line of `run`, `elect`, `once` or `partitions` has no `--`, suggests where it goes.
 fn command_hint(error: &clap::Error, args: &[String]) -> Option<String> {
-    if error.kind() != clap::error::ErrorKind::MissingRequiredArgument || args.iter().any(|arg| arg == "--") {
+    let is_plain = !args.iter().any(|arg| arg.starts_with('-'));
+    let may_lack_dashes = match error.kind() {
+        clap::error::ErrorKind::MissingRequiredArgument => true,
+        // The command, where the names before it have a fixed number.
+        clap::error::ErrorKind::UnknownArgument => is_plain,
+        _ => false,
+    };
+    if !may_lack_dashes || args.iter().any(|arg| arg == "--") {
         return None;
     }
     // clap's message has the usage of the subcommand. An argument can have the same text.
     let message = error.render().to_string();
-    let subcommand =
-        ["run", "elect"].into_iter().find(|name| message.contains(&format!("Usage: palisade {name} ")))?;
+    let subcommand = ["run", "elect", "once", "partitions"]
+        .into_iter()
+        .find(|name| message.contains(&format!("Usage: palisade {name} ")))?;
     let at = args.iter().position(|arg| arg == subcommand)?;
-    let general = format!("the command goes after `--`: palisade {} NAME -- COMMAND", args[at]);
-    match &args[at + 1..] {
-        [name, command @ ..] if !command.is_empty() && !args.iter().any(|arg| arg.starts_with('-')) => {
-            let command: Vec<_> = command.iter().map(|word| shell_word(word)).collect();
-            let (name, command) = (shell_word(name), command.join(" "));
-            Some(format!("the command goes after `--`: palisade {subcommand} {name} -- {command}"))
+    let operands = if subcommand == "partitions" { "NAME COUNT" } else { "NAME" };
+    let general = format!("the command goes after `--`: palisade {} {operands} -- COMMAND", args[at]);
+    match args[at + 1..].split_at_checked(operands.split(' ').count()) {
+        Some((operands, command)) if !command.is_empty() && is_plain => {
+            let words = |words: &[String]| words.iter().map(|word| shell_word(word)).collect::<Vec<_>>().join(" ");
+            let (operands, command) = (words(operands), words(command));
+            Some(format!("the command goes after `--`: palisade {subcommand} {operands} -- {command}"))
         }
         _ => Some(general),
     }

@@ -56,6 +56,11 @@ impl Settings {
         Ok(settings)
     }
 
+    /// Whether the locks are in the default file of this host.
+    pub(crate) fn is_default_url(&self) -> bool {
+        self.url == DEFAULT_URL
+    }
+
     /// Returns the engine's URL without its secret, if an option, the environment or the configuration file names one.
     pub(crate) fn configured_url(global: &Global) -> Result<Option<String>, Failure> {
         let (_, file) = configuration::<File>(global.config.as_deref())?;

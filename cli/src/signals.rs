@@ -22,6 +22,11 @@ pub(crate) struct Signals {
 pub(crate) struct StopSignal(Signal);
 
 impl StopSignal {
+    /// Returns the signal if it asks the process to stop.
+    pub(crate) fn new(signal: Signal) -> Option<StopSignal> {
+        matches!(signal, Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT).then_some(StopSignal(signal))
+    }
+
     /// Returns the exit code that shells give to a process that this signal ended.
     pub(crate) fn exit_code(self) -> u8 {
         exit_code(self.0.as_raw())
@@ -82,11 +87,13 @@ impl Signals {
     /// Waits for the next signal that asks the process to stop.
     pub(crate) async fn stop_requested(&mut self) -> StopSignal {
         loop {
-            match self.next().await {
-                signal @ (Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT) => return StopSignal(signal),
-                // No command runs yet, so only this process has to stop.
-                Signal::TSTP => stop_this_process(),
-                _ => {}
+            let signal = self.next().await;
+            if let Some(stop) = StopSignal::new(signal) {
+                return stop;
+            }
+            // No command runs yet, so only this process has to stop.
+            if signal == Signal::TSTP {
+                stop_this_process();
             }
         }
     }

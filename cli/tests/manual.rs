@@ -52,11 +52,13 @@ fn every_shell_gets_every_command() {
 #[test]
 fn bash_completes_commands_and_options() {
     let sandbox = Sandbox::new();
-    let script = sandbox.stdout(&["completions", "bash"]);
+    // It is longer than an argument may be.
+    let script = sandbox.path().join("palisade.bash");
+    fs::write(&script, sandbox.stdout(&["completions", "bash"])).expect("it can be written");
     let complete = |before: &str, last: &str| {
         let count = before.split(' ').count();
         let call = format!("COMP_WORDS=({before} '{last}'); COMP_CWORD={count}; _palisade palisade '{last}' ''");
-        let ask = format!("{script}\n{call}\necho \"${{COMPREPLY[@]}}\"");
+        let ask = format!(". '{}'\n{call}\necho \"${{COMPREPLY[@]}}\"", script.display());
         let output = Command::new("bash").arg("-c").arg(ask).output().expect("bash runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("UTF-8")

@@ -2,6 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
+use palisade::recipe::Ownership;
 use palisade::{
     BootInstant, EfficiencyGuard, Error, Guard, Leadership, LockGuard, Loss, Permit, ReadGuard, SessionId, Token,
 };
@@ -13,6 +14,7 @@ pub(crate) enum AnyGuard {
     Shared(ReadGuard),
     Permits(Permit),
     Leader(Leadership),
+    Partition(Ownership),
     Efficient(EfficiencyGuard),
 }
 
@@ -29,6 +31,7 @@ impl AnyGuard {
             AnyGuard::Shared(guard) => GuardRef::Fenced(guard),
             AnyGuard::Permits(guard) => GuardRef::Fenced(guard),
             AnyGuard::Leader(guard) => GuardRef::Fenced(guard),
+            AnyGuard::Partition(ownership) => GuardRef::Fenced(ownership),
             AnyGuard::Efficient(guard) => GuardRef::Efficient(guard),
         }
     }

@@ -5,6 +5,7 @@ mod queue_status;
 
 use std::time::{Duration, Instant};
 
+use palisade::recipe::Partitions;
 use palisade::{Error, ErrorKind, Guard, LockName, Palisade, Request};
 use tokio::time::timeout;
 
@@ -61,6 +62,10 @@ pub(crate) struct FailoverArgs {
 }
 
 impl FailoverArgs {
+    pub(crate) fn apply_to_partitions(self, partitions: Partitions) -> Partitions {
+        if self.dangerous_accept_failover { partitions.dangerous_accept_failover() } else { partitions }
+    }
+
     pub(crate) fn apply<G: From<Guard>>(self, request: Request<G>) -> Request<G> {
         if self.dangerous_accept_failover { request.dangerous_accept_failover() } else { request }
     }

@@ -12,6 +12,8 @@ pub(super) struct Recipe {
     pub(super) steps: &'static [&'static str],
     pub(super) example: &'static str,
     pub(super) beware: &'static [&'static str],
+    /// The page that has more about it.
+    pub(super) page: &'static str,
 }
 
 impl Recipe {
@@ -36,16 +38,19 @@ static IDEMPOTENCY_KEY: Recipe = Recipe {
         "Make the key from the operation, not from the attempt: the order's number, not a new random id per attempt.",
         "If the other side accepts an idempotency key, send this one with every attempt. It performs the first attempt \
          and repeats that answer for the others. Done.",
-        "If it accepts none, claim the key in your own database before you act. The process that inserts the row \
-         acts; all others read the outcome. The claim never expires.",
-        "Store the outcome with the claim.",
+        "If it accepts none, keep the outcome under the key: `palisade once`, or .once() and a tower layer in Rust, with the \
+         record in SQLite, PostgreSQL, MySQL or Redis. The first attempt acts, and all others get its outcome.",
+        "If the work changes only the database that has the record, commit both in one transaction. That needs no lock, and happens \
+         exactly once.",
     ],
     example: "\
-INSERT INTO operation (key) VALUES ('charge:order-4711') ON CONFLICT DO NOTHING;
--- 1 row: yours, act now. 0 rows: already claimed, read the outcome.
-UPDATE operation SET outcome = $1 WHERE key = 'charge:order-4711';",
-    beware: &["A claim without an outcome means that the outcome is unknown: its owner stopped midway. Ask the \
-         other side or a person; acting again would be a guess."],
+palisade once charge/4711 -- ./charge.sh 4711        # a repeat prints the kept output and runs nothing
+palisade once --store postgres://db/shop --keep 7d charge/4711 -- ./charge.sh 4711",
+    beware: &[
+        "An attempt that began and did not finish may have acted. The next one learns of it (PALISADE_ONCE_PREVIOUS): ask \
+         the other side or a person before acting again.",
+    ],
+    page: "docs/recipes/once.md",
 };
 
 static COMPARE_AND_SWAP: Recipe = Recipe {
@@ -55,7 +60,8 @@ static COMPARE_AND_SWAP: Recipe = Recipe {
         "Give the record a version that every write raises.",
         "Read the record together with its version.",
         "Write on the condition that the version is still the one you read.",
-        "If it is not, throw the result away, read again and start over.",
+        "If it is not, throw the result away, read again and start over. `Versioned` in Rust does all of this, with backoff, for \
+         PostgreSQL, SQLite, Redis and object stores.",
     ],
     example: "\
 SELECT balance, version FROM account WHERE id = $1;
@@ -67,35 +73,35 @@ UPDATE account SET balance = $2, version = version + 1
          made twice.",
         "It protects this one record. Other effects of the work in between are not undone.",
     ],
+    page: "docs/recipes/compare-and-set.md",
 };
 
 static QUEUE: Recipe = Recipe {
     id: "queue",
     name: "a queue",
     steps: &[
-        "Write each job down once, in a broker or in a table.",
+        "Write each job down once, in a broker or in a table. `palisade queue` does it in PostgreSQL or SQLite, and does the jobs \
+         of a key one at a time and in order.",
         "Let a worker take a job so that no other worker sees it meanwhile.",
         "Mark the job as done in the same transaction as its result, where both are in one database.",
         "Make a second run of the same job harmless, by an idempotency key for instance.",
     ],
     example: "\
-BEGIN;
-SELECT id, payload FROM job WHERE done_at IS NULL
- ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED;
--- do the job, write its result
-UPDATE job SET done_at = now() WHERE id = $1;
-COMMIT;",
+palisade queue push orders --key customer-7 charge-4711
+palisade queue work orders -- ./do-job.sh            # gets the job on stdin, and its token",
     beware: &[
         "Queues deliver at least once. When a worker is slower than the queue's time-out, another worker gets \
          the same job, and both do it at the same time.",
     ],
+    page: "docs/recipes/queue.md",
 };
 
 static ONE_WRITER: Recipe = Recipe {
     id: "one-writer",
     name: "one writer per key",
     steps: &[
-        "Cut the keys into partitions, and let the broker (or your plan) give each partition to one process.",
+        "Cut the keys into partitions, and let each have one owner: your broker does that, or `palisade partitions`, which shares \
+         them among the processes that run and gives each ownership a token.",
         "Send every change of a key through its partition. No other process writes.",
         "Number the assignments of a partition: a new owner gets a higher epoch.",
         "A new owner first raises the partition's epoch where the results are kept, and only then reads.",
@@ -103,7 +109,8 @@ static ONE_WRITER: Recipe = Recipe {
          still yours.",
     ],
     example: "\
--- when the partition is assigned to you, before the first read:
+palisade partitions orders 64 -- ./worker            # gets PALISADE_PARTITIONS and a token of each
+-- when the partition is assigned to you, before the first read (its token is the epoch):
 UPDATE partition SET epoch = $2 WHERE id = $1 AND epoch < $2;
 -- with every result, in its transaction:
 UPDATE partition SET position = $3 WHERE id = $1 AND epoch = $2;   -- 0 rows: roll back, stop",
@@ -111,6 +118,7 @@ UPDATE partition SET position = $3 WHERE id = $1 AND epoch = $2;   -- 0 rows: ro
         "A reassignment is a takeover. The owner before may be paused and not know, which is what the epoch is for: it \
          is a fencing token by another name.",
     ],
+    page: "docs/recipes/partitions.md",
 };
 
 static DATABASE_LOCK: Recipe = Recipe {
@@ -132,6 +140,7 @@ COMMIT;",
         "A holder that is cut off loses the lock and its changes together. That is why this needs no token, and why it \
          protects nothing outside this database.",
     ],
+    page: "docs/recipes/README.md",
 };
 
 static EFFICIENCY_LOCK: Recipe = Recipe {
@@ -151,6 +160,7 @@ palisade run --every 55m --efficiency report -- ./report.sh              # once 
         "Two processes will hold it at once some day: after a pause, a failover, a slow network. You said that this \
          only wastes work. On the day that it could do damage, ask again.",
     ],
+    page: "docs/commands/run.md",
 };
 
 static FENCED_LOCK: Recipe = Recipe {
@@ -183,6 +193,7 @@ UPDATE account SET balance = balance - 5 WHERE id = 42; COMMIT;",
         "Every path to the data has to check. One script that writes past the fence undoes it.",
         "Fencing is not atomicity. A holder cut off midway leaves half its work for the next one.",
     ],
+    page: "docs/fencing.md",
 };
 
 #[cfg(test)]
@@ -200,9 +211,19 @@ mod tests {
     }
 
     #[test]
+    fn every_page_exists() {
+        for recipe in
+            [&IDEMPOTENCY_KEY, &COMPARE_AND_SWAP, &QUEUE, &ONE_WRITER, &DATABASE_LOCK, &EFFICIENCY_LOCK, &FENCED_LOCK]
+        {
+            let page = concat!(env!("CARGO_MANIFEST_DIR"), "/..").to_owned() + "/" + recipe.page;
+            assert!(std::path::Path::new(&page).exists(), "{}", recipe.page);
+        }
+    }
+
+    #[test]
     fn every_recommended_command_exists() {
         let mut commands = 0;
-        for recipe in [&EFFICIENCY_LOCK, &FENCED_LOCK] {
+        for recipe in [&IDEMPOTENCY_KEY, &QUEUE, &ONE_WRITER, &EFFICIENCY_LOCK, &FENCED_LOCK] {
             for line in recipe.example.lines().filter(|line| line.starts_with("palisade ")) {
                 let command = line.split(" #").next().unwrap_or(line);
                 let parsed = Args::try_parse_from(command.split_whitespace());
@@ -216,6 +237,6 @@ mod tests {
             let text = format!("{recipe:?}");
             assert!(!text.contains("being built") && !text.contains("by hand"), "{text}");
         }
-        assert_eq!(commands, 5);
+        assert_eq!(commands, 10);
     }
 }

@@ -23,6 +23,7 @@ struct Report<'a> {
     steps: &'a [&'a str],
     example: &'a str,
     beware: &'a [&'a str],
+    page: &'a str,
     answers: BTreeMap<&'a str, String>,
 }
 
@@ -44,6 +45,7 @@ pub(super) fn as_text(advice: &Advice, out: &mut impl Write) -> io::Result<()> {
     for warning in recipe.beware {
         paragraph(out, "Beware: ", warning)?;
     }
+    writeln!(out, "More: {}", recipe.page)?;
     out.flush()
 }
 
@@ -58,6 +60,7 @@ pub(super) fn as_json(answers: &Answers, advice: &Advice, out: &mut impl Write) 
         steps: recipe.steps,
         example: recipe.example,
         beware: recipe.beware,
+        page: recipe.page,
         answers: used(answers),
     };
     print_json(&report, out)

@@ -1,19 +1,21 @@
 //! `palisade run`: a command that runs only while a lock is held.
 
 mod every;
+pub(crate) mod partitions;
 mod supervise;
 mod terminal;
 mod warden;
 mod wire;
 
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use palisade::{Options as ConnectOptions, Palisade};
 
-pub(crate) use warden::run_as_child;
+pub(crate) use warden::{BECOME, run_as_child};
 
 use crate::acquire::{AcquireArgs, AnyGuard, Verbosity};
 use crate::outcome::{Failure, say};
@@ -79,6 +81,15 @@ pub(crate) struct CommandArgs {
     pub(crate) command: Vec<OsString>,
 }
 
+/// What a command gets in addition to its lock.
+#[derive(Debug, Default)]
+pub(crate) struct Extras {
+    /// Environment variables.
+    pub(crate) variables: Vec<(&'static str, String)>,
+    /// Its stdout, if it is not that of this process.
+    pub(crate) stdout: Option<OwnedFd>,
+}
+
 /// What happens when the lock is about to be lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLoss {
@@ -114,6 +125,19 @@ impl CommandArgs {
         settings: &Settings,
         signals: &mut Signals,
     ) -> Result<(), Failure> {
+        self.run_then(held, names, Extras::default(), settings, signals, async |_| Ok(())).await
+    }
+
+    /// Runs the command under the lock, calls `ended` with its exit code, then releases the lock.
+    pub(crate) async fn run_then(
+        &self,
+        held: AnyGuard,
+        names: &[String],
+        extras: Extras,
+        settings: &Settings,
+        signals: &mut Signals,
+        ended: impl AsyncFnOnce(u8) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let signed = match self.signed {
             true => match held.signed(names).await {
                 Ok(signed) => signed,
@@ -125,7 +149,9 @@ impl CommandArgs {
             },
             false => None,
         };
-        supervise::Job { command_args: self, names, settings, held, signed }.run(signals).await
+        let job =
+            supervise::Job { command_args: self, names: names.to_vec(), settings, held, signed, partitions: None };
+        job.run(extras, signals, ended).await
     }
 }
 

@@ -15,16 +15,17 @@ use rustix::process::{
 };
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
 
 use super::terminal::{Terminal, group_of};
 use super::warden::{KILLED, WARDEN, exit_code_of};
 use super::wire::{Order, Report, Wire, send_descriptors};
-use super::{CommandArgs, OnLoss};
+use super::{CommandArgs, Extras, OnLoss};
 use crate::acquire::AnyGuard;
 use crate::lease::RUN_SESSION;
 use crate::outcome::{Failure, message_of, say};
 use crate::settings::Settings;
-use crate::signals::{Signals, stop_this_process};
+use crate::signals::{Signals, StopSignal, stop_this_process};
 use crate::text::plain;
 
 /// How long a warden may take to start the command. Generous: a loaded host may need seconds.
@@ -38,10 +39,31 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 /// A command to run, and the lock that is held for it.
 pub(super) struct Job<'a> {
     pub(super) command_args: &'a CommandArgs,
-    pub(super) names: &'a [String],
+    pub(super) names: Vec<String>,
     pub(super) settings: &'a Settings,
     pub(super) held: AnyGuard,
     pub(super) signed: Option<String>,
+    /// The partitions that the command works on, if `held` is one of them.
+    pub(super) partitions: Option<PartitionVariables>,
+}
+
+/// The variables of a command that works on partitions. They have a token each.
+pub(super) struct PartitionVariables {
+    pub(super) partitions: String,
+    pub(super) tokens: String,
+}
+
+/// The moment until which the command has to end; `None` while it may run. Its sender must outlive the command.
+pub(super) type StopBy = watch::Receiver<Option<BootInstant>>;
+
+/// A command whose process group is empty.
+pub(super) struct Supervised {
+    pub(super) code: u8,
+    /// Whether the warden ended the command.
+    pub(super) by_warden: bool,
+    pub(super) loss: Option<Loss>,
+    /// The last signal that asked this process to stop. It was passed on to the command.
+    pub(super) stop_signal: Option<StopSignal>,
 }
 
 /// The state when the warden's connection has ended.
@@ -51,6 +73,7 @@ struct Outcome {
     loss: Option<Loss>,
     /// The command's process group; `None` if the command was not started.
     group: Option<Pid>,
+    stop_signal: Option<StopSignal>,
 }
 
 /// How the command ended.
@@ -60,18 +83,19 @@ struct Ended {
 }
 
 impl Job<'_> {
-    pub(super) async fn run(self, signals: &mut Signals) -> Result<(), Failure> {
-        let (warden, mut wire) = self.start_warden()?;
-        let outcome = self.watch(&mut wire, Pid::from_child(&warden), signals).await;
-        let Ended { code, by_warden } = match (reap(warden), outcome.ended) {
-            (_, Some(ended)) => ended,
-            (wardens_code, None) => {
-                let code = outcome.group.and_then(end_orphans).unwrap_or(wardens_code);
-                Ended { code, by_warden: false }
-            }
-        };
+    /// Runs the command until it has ended, calls `ended` with its exit code, then releases the lock.
+    pub(super) async fn run(
+        self,
+        extras: Extras,
+        signals: &mut Signals,
+        ended: impl AsyncFnOnce(u8) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let (_never, mut stop_by) = watch::channel(None);
+        let Supervised { code, by_warden, loss, .. } = self.supervise(extras, signals, &mut stop_by).await?;
+        let ended = ended(code).await;
         let released = self.held.release().await;
-        let loss = outcome.loss.or_else(|| released.as_ref().err().and_then(|error| error.loss().cloned()));
+        ended?;
+        let loss = loss.or_else(|| released.as_ref().err().and_then(|error| error.loss().cloned()));
         if let Some(loss) = loss {
             return self.lost(&loss, code, by_warden);
         }
@@ -88,6 +112,26 @@ impl Job<'_> {
         pass_on(code)
     }
 
+    /// Runs the command until it has ended. As soon as `stop_by` has a moment, the command gets TERM, and at that moment KILL.
+    pub(super) async fn supervise(
+        &self,
+        extras: Extras,
+        signals: &mut Signals,
+        stop_by: &mut StopBy,
+    ) -> Result<Supervised, Failure> {
+        let (warden, mut wire) = self.start_warden(extras)?;
+        let outcome = self.watch(&mut wire, Pid::from_child(&warden), signals, stop_by).await;
+        let Outcome { ended, loss, group, stop_signal } = outcome;
+        let Ended { code, by_warden } = match (reap(warden), ended) {
+            (_, Some(ended)) => ended,
+            (wardens_code, None) => {
+                let code = group.and_then(end_orphans).unwrap_or(wardens_code);
+                Ended { code, by_warden: false }
+            }
+        };
+        Ok(Supervised { code, by_warden, loss, stop_signal })
+    }
+
     fn lock_names(&self) -> String {
         format!("'{}'", plain(&self.names.join(", ")))
     }
@@ -101,7 +145,7 @@ impl Job<'_> {
         Err(Failure::Lost(format!("{} was lost: {loss}; {then}", self.lock_names())))
     }
 
-    fn start_warden(&self) -> Result<(Child, Wire), Failure> {
+    fn start_warden(&self, extras: Extras) -> Result<(Child, Wire), Failure> {
         let token = self.held.token()?;
         // If the warden is killed, its orphans become children of this process, which ends them.
         set_child_subreaper(Some(getpid())).map_err(io::Error::from)?;
@@ -118,14 +162,24 @@ impl Job<'_> {
             // A command that prints its URL shows no secret, and can still log in.
             command.env("PALISADE_SECRET", secret);
         }
-        match token {
+        match token.filter(|_| self.partitions.is_none()) {
             Some(token) => command.env("PALISADE_TOKEN", token.to_string()),
             None => command.env_remove("PALISADE_TOKEN"),
+        };
+        match &self.partitions {
+            Some(PartitionVariables { partitions, tokens }) => {
+                command.env("PALISADE_PARTITIONS", partitions).env("PALISADE_PARTITION_TOKENS", tokens)
+            }
+            None => command.env_remove("PALISADE_PARTITIONS").env_remove("PALISADE_PARTITION_TOKENS"),
         };
         match &self.signed {
             Some(signed) => command.env("PALISADE_SIGNED_TOKEN", signed),
             None => command.env_remove("PALISADE_SIGNED_TOKEN"),
         };
+        command.envs(extras.variables);
+        if let Some(stdout) = extras.stdout {
+            command.stdout(stdout);
+        }
         let warden = command.spawn()?;
         // Otherwise this process would hold the warden's end too, and never see it close.
         drop(command);
@@ -133,12 +187,13 @@ impl Job<'_> {
         Ok((warden, Wire::new(stream)?))
     }
 
-    async fn watch(&self, wire: &mut Wire, warden: Pid, signals: &mut Signals) -> Outcome {
+    async fn watch(&self, wire: &mut Wire, warden: Pid, signals: &mut Signals, stop_by: &mut StopBy) -> Outcome {
         let mut safe_until = self.held.safe_until();
-        let (mut loss, mut group, mut command) = (None, None, None);
+        let (mut loss, mut group, mut command, mut stop_signal) = (None, None, None, None);
         // A stopped warden would not report that the command has ended, and the lock would stay held.
         let mut answer_by = Some(BootInstant::now() + START_TIMEOUT);
-        wire.send(&self.deadlines(safe_until)).await;
+        let mut has_term = false;
+        wire.send(&self.deadlines(safe_until, None)).await;
         loop {
             tokio::select! {
                 biased;
@@ -162,9 +217,9 @@ impl Job<'_> {
                     // Ctrl-Z stops the whole job, as the shell expects.
                     Some(Report::Stopped) => stop_this_process(),
                     Some(Report::Ended { code, by_warden }) => {
-                        return Outcome { ended: Some(Ended { code, by_warden }), loss, group };
+                        return Outcome { ended: Some(Ended { code, by_warden }), loss, group, stop_signal };
                     }
-                    None => return Outcome { ended: None, loss, group },
+                    None => return Outcome { ended: None, loss, group, stop_signal },
                 },
                 () = Process::ended(command.as_ref()) => {
                     command = None;
@@ -176,17 +231,29 @@ impl Job<'_> {
                     // The system then kills the command, and the warden's connection closes.
                     let _ = kill_process(warden, Signal::KILL);
                 }
-                signal = signals.next() => wire.send(&Order::Signal(signal.as_raw())).await,
+                signal = signals.next() => {
+                    stop_signal = StopSignal::new(signal).or(stop_signal);
+                    wire.send(&Order::Signal(signal.as_raw())).await;
+                }
+                Ok(()) = stop_by.changed() => {
+                    // The deadline may come closer. Only the first one sends TERM.
+                    if !has_term {
+                        has_term = true;
+                        wire.send(&Order::Signal(Signal::TERM.as_raw())).await;
+                        wire.send(&Order::Signal(Signal::CONT.as_raw())).await;
+                    }
+                    wire.send(&self.deadlines(safe_until, *stop_by.borrow())).await;
+                }
                 later = self.held.renewed(safe_until), if loss.is_none() => {
                     safe_until = later;
-                    wire.send(&self.deadlines(safe_until)).await;
+                    wire.send(&self.deadlines(safe_until, *stop_by.borrow())).await;
                 }
             }
         }
     }
 
-    fn deadlines(&self, safe_until: BootInstant) -> Order {
-        deadlines(self.command_args.on_loss, self.command_args.ttl(self.settings), safe_until)
+    fn deadlines(&self, safe_until: BootInstant, stop_by: Option<BootInstant>) -> Order {
+        deadlines(self.command_args.on_loss, self.command_args.ttl(self.settings), safe_until).and_kill_by(stop_by)
     }
 }
 
@@ -205,7 +272,20 @@ fn deadlines(on_loss: OnLoss, ttl: Duration, safe_until: BootInstant) -> Order {
     }
 }
 
-fn pass_on(code: u8) -> Result<(), Failure> {
+impl Order {
+    /// Returns the deadlines with the KILL at this moment, if it comes first.
+    fn and_kill_by(self, kill_by: Option<BootInstant>) -> Order {
+        match (self, kill_by) {
+            (Order::Deadlines { term_at_ns, kill_at_ns }, Some(at)) => {
+                let at_ns = u64::try_from(at.since_boot().as_nanos()).unwrap_or(u64::MAX);
+                Order::Deadlines { term_at_ns, kill_at_ns: kill_at_ns.min(at_ns) }
+            }
+            (order, _) => order,
+        }
+    }
+}
+
+pub(super) fn pass_on(code: u8) -> Result<(), Failure> {
     if code == 0 { Ok(()) } else { Err(Failure::Exit(code)) }
 }
 
@@ -271,6 +351,19 @@ mod tests {
             Order::Deadlines { term_at_ns, kill_at_ns } => (term_at_ns.map(ms_before), ms_before(kill_at_ns)),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn a_command_that_has_to_end_is_killed_at_the_earlier_deadline() {
+        let order = |kill_at_ns| Order::Deadlines { term_at_ns: None, kill_at_ns };
+        let kill_at_ns = |order| match order {
+            Order::Deadlines { kill_at_ns, .. } => kill_at_ns,
+            other => panic!("{other:?}"),
+        };
+        let at = BootInstant::after_boot(Duration::from_nanos(500));
+        assert_eq!(kill_at_ns(order(700).and_kill_by(Some(at))), 500);
+        assert_eq!(kill_at_ns(order(300).and_kill_by(Some(at))), 300);
+        assert_eq!(kill_at_ns(order(700).and_kill_by(None)), 700);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod fixture;
 mod killed;
 mod leases;
 mod lost;
+mod partitions;
 mod passing;
 mod refused;
 mod signals;

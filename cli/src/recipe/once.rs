@@ -1,0 +1,251 @@
+//! `palisade once`: a command that runs once per key, and whose output is kept.
+
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use palisade::recipe::once::{Attempt, Begun, Finished, KEEP, MAX_KEEP, MAX_OUTCOME_BYTES, OnceStore, Record};
+use palisade::{Error, LockName};
+use tokio::sync::oneshot;
+
+use super::store::{Store, StoreArgs};
+use crate::acquire::{AnyGuard, FailoverArgs, Verbosity, WaitArgs, wait_for_grant};
+use crate::outcome::{Failure, say, unless_closed};
+use crate::run::{CommandArgs, Extras};
+use crate::settings::Settings;
+use crate::signals::Signals;
+use crate::text::{parse_time, plain};
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade once charge/42 -- ./charge.sh 42       A repeat prints its output
+  palisade once --keep 7d import/2026-11-18 -- ./import.sh
+  palisade once --store postgres://db/shop mail/42 -- ./mail.sh 42
+
+If the command exits with 0, its stdout is kept, and every later call with the same KEY prints it and runs nothing. Otherwise nothing \
+is kept, and the next call runs it again. A call that comes meanwhile waits.
+
+The command gets PALISADE_ONCE_KEY; pass it on if the other side accepts idempotency keys. PALISADE_ONCE_PREVIOUS is set if an \
+earlier attempt began and did not succeed: ask the other side before doing it again. It also gets what `palisade run` gives.
+
+Callers on several hosts must share both the store (--store) and the locks (--url). With --store postgres: or mysql: and no --url the \
+locks are in that database too.
+
+Exit codes: as `palisade run`, and 76 if another call has taken over meanwhile, so that the output was refused.";
+
+/// How long the output may take to end after the command has. A process that it has left behind may keep the output open.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often keeping the output is tried.
+const ATTEMPTS: u32 = 14;
+const LONGEST_DELAY: Duration = Duration::from_secs(2);
+
+/// The options of `palisade once`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// The operation: the same in every attempt, such as the order's number
+    #[arg(value_name = "KEY")]
+    key: String,
+
+    /// How long the output is kept [default: 1d]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    keep: Option<Duration>,
+
+    #[command(flatten)]
+    store: StoreArgs,
+
+    #[command(flatten)]
+    wait_args: WaitArgs,
+
+    #[command(flatten)]
+    failover: FailoverArgs,
+
+    #[command(flatten)]
+    command_args: CommandArgs,
+}
+
+/// Prints the kept output, or runs the command and keeps its output.
+pub(crate) async fn run(options: &Options, settings: &Settings, verbose: u8) -> Result<(), Failure> {
+    let Options { key, keep, store, wait_args, failover, command_args } = options;
+    let settings = &store.settings(settings);
+    let name = format!("once/{key}");
+    match LockName::new(&name) {
+        Err(bad) => return Err(Failure::Misuse(format!("'{}' cannot be a key: {bad}", plain(key)))),
+        Ok(_) if key.is_empty() => return Err(Failure::Misuse("the key must not be empty".to_owned())),
+        Ok(_) => {}
+    }
+    let keep = keep.unwrap_or(KEEP);
+    if keep.is_zero() || keep > MAX_KEEP {
+        return Err(Failure::Misuse("--keep must be above 0 and at most 366d".to_owned()));
+    }
+    let store = store.open().await?;
+    if let Some(Record { outcome: Some(output), .. }) = store.find(key).await? {
+        return print_kept(&output, key, verbose);
+    }
+    let label = command_args.label(settings);
+    let palisade = command_args.connect_options(settings).connect(&settings.url).await?;
+    // From here on a signal must release the session. Before, it may end the process while the engine connects.
+    let mut signals = Signals::listen()?;
+    let names = [name];
+    let acquire = wait_args.acquire(failover.apply(palisade.lock(&names[0])));
+    let verbosity = Verbosity { level: verbose, label: &label, url: &settings.url };
+    let Some(guard) = wait_for_grant(&palisade, &names, verbosity, &mut signals, acquire).await? else {
+        return Err(Failure::NotAcquired(wait_args.not_acquired(&palisade, &names).await));
+    };
+    let attempt = Attempt { token: guard.token()?, request: None, keep };
+    let previous = match store.begin(key, &attempt).await? {
+        Begun::Run { previous } => previous,
+        Begun::Done(output) => return print_kept(&output, key, verbose),
+        Begun::OtherRequest => {
+            return Err(Failure::Misuse(format!("'{}' was used for another request; use another key", plain(key))));
+        }
+        Begun::Superseded { by } => {
+            return Err(Failure::Unavailable(format!(
+                "an attempt at '{}' with token {by} has begun, and this one has {}. Either its caller uses other locks: give all \
+                 callers the same --url. Or this engine has replaced another one: palisade tokens raise --above {by}",
+                plain(key),
+                attempt.token
+            )));
+        }
+    };
+    if let Some(previous) = previous {
+        say(&format!(
+            "an earlier attempt at '{}', with token {previous}, did not succeed, and may have done the work",
+            plain(key)
+        ));
+    }
+    if verbose > 0 {
+        say(&format!("running '{}' with token {}", plain(key), attempt.token));
+    }
+    let (output, stdout) = Output::tee()?;
+    let mut variables = vec![("PALISADE_ONCE_KEY", key.clone())];
+    variables.extend(previous.map(|previous| ("PALISADE_ONCE_PREVIOUS", previous.to_string())));
+    let extras = Extras { variables, stdout: Some(stdout) };
+    let ended = async |code: u8| {
+        let output = output.end().await;
+        if code != 0 {
+            return Ok(());
+        }
+        let Some(output) = output else {
+            return Err(Failure::Unavailable(format!(
+                "'{}' was done, but its output has more than {MAX_OUTCOME_BYTES} bytes and cannot be kept: the next call does it \
+                 again. Write the output to a file, and print its name",
+                plain(key)
+            )));
+        };
+        let finished = finish(&store, key, &attempt, &output).await.map_err(|error| {
+            Failure::Unavailable(format!(
+                "'{}' was done, but its output could not be kept, so the next call does it again: {error}",
+                plain(key)
+            ))
+        })?;
+        match finished {
+            Finished::Kept => Ok(()),
+            Finished::Refused { by } => {
+                let why = match by {
+                    Some(by) => {
+                        format!("a call with token {by} has taken over. Call it again for the output that counts")
+                    }
+                    None => "its record is gone. Find out whether it must be done again before you call it again"
+                        .to_owned(),
+                };
+                Err(Failure::Lost(format!("'{}' was done, but its output was refused: {why}", plain(key))))
+            }
+        }
+    };
+    command_args.run_then(AnyGuard::Lock(guard), &names, extras, settings, &mut signals, ended).await
+}
+
+/// Keeps the output. The command has run, so this is retried while the store fails.
+async fn finish(store: &Store, key: &str, attempt: &Attempt, output: &[u8]) -> Result<Finished, Error> {
+    let mut delay = Duration::from_millis(200);
+    for _ in 1..ATTEMPTS {
+        match store.finish(key, attempt, output).await {
+            Err(error) if error.is_retryable() => tokio::time::sleep(delay).await,
+            finished => return finished,
+        }
+        delay = (2 * delay).min(LONGEST_DELAY);
+    }
+    store.finish(key, attempt, output).await
+}
+
+fn print_kept(output: &[u8], key: &str, verbose: u8) -> Result<(), Failure> {
+    if verbose > 0 {
+        say(&format!("'{}' has run already; its output follows", plain(key)));
+    }
+    unless_closed(io::stdout().write_all(output).and_then(|()| io::stdout().flush()))
+}
+
+impl Store {
+    async fn find(&self, key: &str) -> Result<Option<Record>, Error> {
+        match self {
+            Store::Mysql(store) => store.find(key).await,
+            Store::Postgres(store) => store.find(key).await,
+            Store::Redis(store) => store.find(key).await,
+            Store::Sqlite(store) => store.find(key).await,
+        }
+    }
+
+    async fn begin(&self, key: &str, attempt: &Attempt) -> Result<Begun, Error> {
+        match self {
+            Store::Mysql(store) => store.begin(key, attempt).await,
+            Store::Postgres(store) => store.begin(key, attempt).await,
+            Store::Redis(store) => store.begin(key, attempt).await,
+            Store::Sqlite(store) => store.begin(key, attempt).await,
+        }
+    }
+
+    async fn finish(&self, key: &str, attempt: &Attempt, output: &[u8]) -> Result<Finished, Error> {
+        match self {
+            Store::Mysql(store) => store.finish(key, attempt, output).await,
+            Store::Postgres(store) => store.finish(key, attempt, output).await,
+            Store::Redis(store) => store.finish(key, attempt, output).await,
+            Store::Sqlite(store) => store.finish(key, attempt, output).await,
+        }
+    }
+}
+
+/// The output of a command, which is also passed on to stdout.
+struct Output {
+    /// `None` once it is longer than can be kept.
+    bytes: Arc<Mutex<Option<Vec<u8>>>>,
+    ended: oneshot::Receiver<()>,
+}
+
+impl Output {
+    /// Returns the end of a pipe for the command, and reads the other end on a separate thread.
+    fn tee() -> Result<(Output, OwnedFd), Failure> {
+        let (mut reader, writer) = io::pipe()?;
+        let bytes = Arc::new(Mutex::new(Some(Vec::new())));
+        let (end, ended) = oneshot::channel();
+        let kept = bytes.clone();
+        thread::spawn(move || {
+            let mut buffer = vec![0; 64 << 10];
+            loop {
+                let read = match reader.read(&mut buffer) {
+                    Ok(0) => break,
+                    Ok(read) => &buffer[..read],
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                    Err(_) => break,
+                };
+                // A closed stdout must not end the command: its output is kept for the next call.
+                drop(io::stdout().write_all(read).and_then(|()| io::stdout().flush()));
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                *kept = kept.take().filter(|kept| kept.len() + read.len() <= MAX_OUTCOME_BYTES);
+                if let Some(kept) = &mut *kept {
+                    kept.extend_from_slice(read);
+                }
+            }
+            drop(end);
+        });
+        Ok((Output { bytes, ended }, writer.into()))
+    }
+
+    /// Waits until the command's output has ended, and returns it; `None` if it is too long.
+    async fn end(self) -> Option<Vec<u8>> {
+        drop(tokio::time::timeout(OUTPUT_TIMEOUT, self.ended).await);
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}

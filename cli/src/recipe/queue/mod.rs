@@ -1,0 +1,201 @@
+//! `palisade queue`: jobs that are done one at a time per key, and in order.
+
+mod list;
+mod work;
+
+use std::io::{Read, Write};
+use std::time::Duration;
+
+use clap::Subcommand;
+use palisade::recipe::queue::{JobId, MAX_PAYLOAD_BYTES, Queue, QueueStore};
+
+use super::store::{Store, StoreArgs};
+use crate::outcome::{Failure, unless_closed};
+use crate::text::parse_time;
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade queue push orders --key customer/7 'ship 42'
+  palisade queue work orders -- ./ship.sh
+  palisade queue ls orders --dead
+
+docs/recipes/queue.md says what a queue promises, and when to use another one.";
+
+const PUSH_EXAMPLES: &str = "\
+Examples:
+  palisade queue push orders --key customer/7 'ship 42'
+  ./make-order | palisade queue push orders --key customer/7
+
+Prints the number of the job.";
+
+const WORK_EXAMPLES: &str = "\
+Examples:
+  palisade queue work orders -- ./ship.sh
+  palisade queue work orders --drain --visibility 5m -- ./ship.sh
+
+The command gets the payload on its stdin, and PALISADE_JOB_KEY, PALISADE_JOB_TOKEN, PALISADE_JOB_ATTEMPT and PALISADE_JOB_ID. \
+If it exits with 0, the job is done. Otherwise it is retried after a delay. The command is killed when its job was delivered to \
+another worker, or when the store does not answer for as long as the visibility.
+
+If palisade itself is stopped, or killed while the command has children, they go on beside the next worker of the job: pass the token \
+to the resource that they write to.";
+
+const LS_EXAMPLES: &str = "\
+Examples:
+  palisade queue ls orders
+  palisade queue ls orders --dead --json";
+
+const DEAD_EXAMPLES: &str = "\
+Examples:
+  palisade queue retry orders 17
+  palisade queue drop orders 17 18
+
+`palisade queue ls NAME --dead` lists the dead letters with their numbers.";
+
+/// The subcommands of `palisade queue`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Add a job behind the other jobs of its key
+    #[command(after_help = PUSH_EXAMPLES)]
+    Push(Push),
+
+    /// Run a command for each job, one at a time
+    ///
+    /// Start as many workers as you like, on as many hosts as reach the store: they share the keys. Runs until it is stopped.
+    #[command(after_help = WORK_EXAMPLES)]
+    Work(work::Options),
+
+    /// List the jobs, or the dead letters
+    #[command(after_help = LS_EXAMPLES)]
+    Ls(list::Options),
+
+    /// Make dead letters jobs again, in their old places
+    #[command(after_help = DEAD_EXAMPLES)]
+    Retry(Dead),
+
+    /// Remove dead letters, so that later jobs of their keys are delivered
+    #[command(after_help = DEAD_EXAMPLES)]
+    Drop(Dead),
+}
+
+/// The options of `palisade queue push`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Push {
+    /// The queue
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// Jobs with the same key are done one at a time, and in order
+    #[arg(long, value_name = "KEY")]
+    key: String,
+
+    /// The payload, up to 1 MiB; - or none to read it from stdin
+    #[arg(value_name = "PAYLOAD", default_value = "-", hide_default_value = true)]
+    payload: String,
+
+    /// Fail if the queue has this many jobs
+    #[arg(long, value_name = "N")]
+    max_depth: Option<u32>,
+
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+/// The options of `palisade queue retry` and `drop`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Dead {
+    /// The queue
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// The number of a dead letter
+    #[arg(value_name = "ID", required = true, value_parser = parse_id)]
+    ids: Vec<JobId>,
+
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+/// Runs `palisade queue`.
+pub(crate) async fn run(command: &Command) -> Result<(), Failure> {
+    let store = match command {
+        Command::Push(options) => &options.store,
+        Command::Work(options) => &options.store,
+        Command::Ls(options) => &options.store,
+        Command::Retry(options) | Command::Drop(options) => &options.store,
+    };
+    match store.open().await? {
+        Store::Postgres(store) => run_on(command, &store).await,
+        Store::Sqlite(store) => run_on(command, &store).await,
+        Store::Mysql(_) | Store::Redis(_) => Err(store.unsupported("a queue", "postgres: or sqlite:")),
+    }
+}
+
+async fn run_on<S: QueueStore>(command: &Command, store: &S) -> Result<(), Failure> {
+    match command {
+        Command::Push(options) => push(options, store).await,
+        Command::Work(options) => work::run(options, store).await,
+        Command::Ls(options) => list::run(options, store).await,
+        Command::Retry(options) => {
+            let queue = Queue::new(store, options.name.as_str());
+            for id in &options.ids {
+                must_exist(queue.retry(*id).await?, *id, &options.name)?;
+            }
+            Ok(())
+        }
+        Command::Drop(options) => {
+            let queue = Queue::new(store, options.name.as_str());
+            for id in &options.ids {
+                must_exist(queue.discard(*id).await?, *id, &options.name)?;
+            }
+            Ok(())
+        }
+    }
+}
+
+async fn push<S: QueueStore>(options: &Push, store: &S) -> Result<(), Failure> {
+    let mut queue = Queue::new(store, options.name.as_str());
+    if let Some(max_depth) = options.max_depth {
+        queue = queue.max_depth(max_depth);
+    }
+    let payload = match options.payload.as_str() {
+        "-" => {
+            let mut payload = Vec::new();
+            // One byte more than allowed is enough to be refused.
+            std::io::stdin().lock().take(MAX_PAYLOAD_BYTES as u64 + 1).read_to_end(&mut payload)?;
+            payload
+        }
+        text => text.as_bytes().to_owned(),
+    };
+    let id = queue.push(&options.key, payload).await?;
+    unless_closed(writeln!(std::io::stdout(), "{id}"))
+}
+
+fn must_exist(existed: bool, id: JobId, queue: &str) -> Result<(), Failure> {
+    match existed {
+        true => Ok(()),
+        false => {
+            let queue = queue.escape_debug();
+            Err(Failure::Misuse(format!(
+                "the queue '{queue}' has no dead letter {id}; `palisade queue ls --dead` lists them"
+            )))
+        }
+    }
+}
+
+fn parse_id(text: &str) -> Result<JobId, String> {
+    JobId::parse(text).ok_or_else(|| format!("'{}' is not the number of a job", text.escape_debug()))
+}
+
+/// Parses the visibility. The bounds of the queue are checked by the library.
+fn parse_visibility(text: &str) -> Result<Duration, String> {
+    let visibility = parse_time(text)?;
+    match visibility < SHORTEST_VISIBILITY {
+        true => Err(format!("'{}' is too short; use at least 1s", text.escape_debug())),
+        false => Ok(visibility),
+    }
+}
+
+/// A worker extends the visibility three times as often. Shorter ones would pass while the store flushes.
+const SHORTEST_VISIBILITY: Duration = Duration::from_secs(1);

@@ -1,0 +1,102 @@
+//! `--store`: the database in which a recipe keeps its records.
+
+use std::env;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+
+use palisade::recipe::store::{Mysql, Postgres, Redis, Sqlite};
+
+use crate::outcome::Failure;
+use crate::settings::Settings;
+use crate::stores::{path, redacted};
+
+/// The URLs of all stores, for messages.
+const KNOWN: &str = "sqlite:///path/file.db, postgres://user@host/database, mysql://user@host/database, redis://host";
+
+/// The store of a recipe.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct StoreArgs {
+    /// Where the records are: sqlite:///path/file.db, postgres://user@host/database, and for `once` also mysql: and redis: [default: a file of this user]
+    ///
+    /// The file is ~/.local/state/palisade/recipes.db, or palisade/recipes.db in XDG_STATE_HOME. Processes of several users or
+    /// hosts must name a store that all of them reach. Pass secrets in PALISADE_SECRET; other users can read command lines.
+    #[arg(long, value_name = "URL", env = "PALISADE_STORE", hide_env_values = true)]
+    store: Option<String>,
+}
+
+/// An open store.
+#[derive(Debug, Clone)]
+pub(crate) enum Store {
+    Mysql(Mysql),
+    Postgres(Postgres),
+    Redis(Redis),
+    Sqlite(Sqlite),
+}
+
+impl StoreArgs {
+    /// Opens the store. A SQLite file is created if it is missing.
+    pub(crate) async fn open(&self) -> Result<Store, Failure> {
+        let Some(url) = self.store.as_deref() else {
+            let file = default_file()?;
+            return Ok(Store::Sqlite(Sqlite::open(file).await?));
+        };
+        let Some((scheme, rest)) = url.split_once(':') else { return Err(unknown(url)) };
+        if scheme == "sqlite" && rest.starts_with("//") && !rest.starts_with("///") {
+            return Err(Failure::Misuse(
+                "sqlite://NAME names a host, not a file; use sqlite:NAME for a file in this folder, or sqlite:///path/file.db".to_owned(),
+            ));
+        }
+        Ok(match scheme {
+            "sqlite" if !path(rest).is_empty() => Store::Sqlite(Sqlite::open(path(rest)).await?),
+            "postgres" | "postgresql" => Store::Postgres(Postgres::connect(url).await?),
+            "mysql" => Store::Mysql(Mysql::connect(url).await?),
+            "redis" | "rediss" => Store::Redis(Redis::connect(url).await?),
+            _ => return Err(unknown(url)),
+        })
+    }
+
+    /// Returns the settings with the locks beside the records, if these are in a database that other hosts reach and no setting says
+    /// where the locks are. Locks of this host alone would not exclude the callers on others.
+    pub(crate) fn settings(&self, settings: &Settings) -> Settings {
+        let is_shared = |url: &&str| {
+            let scheme = url.split(':').next().unwrap_or_default();
+            ["postgres", "postgresql", "mysql"].contains(&scheme)
+        };
+        match self.store.as_deref().filter(is_shared) {
+            Some(url) if settings.is_default_url() => Settings { url: url.to_owned(), ..settings.clone() },
+            _ => settings.clone(),
+        }
+    }
+
+    /// Returns the refusal of a store that a recipe does not support.
+    pub(crate) fn unsupported(&self, recipe: &str, supported: &str) -> Failure {
+        let scheme = self.store.as_deref().and_then(|url| url.split(':').next()).unwrap_or_default();
+        Failure::Misuse(format!("{recipe} cannot be kept in {scheme}: use {supported}"))
+    }
+}
+
+/// Returns the file for those who name no store, in a folder that only this user can read.
+fn default_file() -> Result<PathBuf, Failure> {
+    let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let state = variable("XDG_STATE_HOME").filter(|path| path.is_absolute());
+    let Some(state) = state.or_else(|| Some(variable("HOME")?.join(".local/state"))) else {
+        let what = "neither HOME nor XDG_STATE_HOME is set; name the store: --store sqlite:///path/file.db";
+        return Err(Failure::Misuse(what.to_owned()));
+    };
+    let folder = state.join("palisade");
+    DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(|error| {
+        Failure::IoMessage(format!("cannot create '{}': {error}; name a store with --store", folder.display()))
+    })?;
+    Ok(folder.join("recipes.db"))
+}
+
+fn unknown(url: &str) -> Failure {
+    // A malformed URL may have a password anywhere.
+    let url = match (url.contains("://"), url.contains('@')) {
+        (true, _) => redacted(url),
+        (false, true) => "…".to_owned(),
+        (false, false) => url.to_owned(),
+    };
+    Failure::Misuse(format!("'{}' is no store; a store is one of {KNOWN}", url.escape_debug()))
+}

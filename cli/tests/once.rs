@@ -1,0 +1,157 @@
+//! `palisade once`, as a shell sees it: the real binary, real kills.
+
+mod sandbox;
+
+use std::fs;
+
+use rustix::process::Signal;
+
+use crate::sandbox::{CommandOutput, Sandbox};
+
+#[test]
+fn help_has_examples() {
+    insta::assert_snapshot!("once-help", Sandbox::new().stdout(&["once", "--help"]));
+}
+
+/// Each delivery of a message calls the command. Without `once` it would run three times.
+#[test]
+fn a_repeat_prints_the_kept_output_and_runs_nothing() {
+    let sandbox = Sandbox::new();
+    let charge = [
+        "once",
+        "charge/42",
+        "--",
+        "sh",
+        "-c",
+        "echo x >>charges; echo receipt $(wc -l <charges) of $PALISADE_ONCE_KEY",
+    ];
+    for _delivery in 1..=3 {
+        assert_eq!(sandbox.stdout(&charge), "receipt 1 of charge/42\n");
+    }
+    assert_eq!(fs::read_to_string(sandbox.path().join("charges")).unwrap(), "x\n");
+    let other = sandbox.stdout(&["once", "charge/43", "--", "sh", "-c", "echo token $PALISADE_TOKEN"]);
+    assert!(other.starts_with("token "), "{other}");
+    // The records are where only their user can read them.
+    assert!(sandbox.path().join(".local/state/palisade/recipes.db").exists());
+}
+
+#[test]
+fn output_is_kept_byte_by_byte() {
+    let sandbox = Sandbox::new();
+    let store = format!("sqlite://{}/once.db", sandbox.path().display());
+    let command = ["once", "--store", &store, "bytes", "--", "printf", "\\000\\377\\nno newline"];
+    for _ in 0..2 {
+        let output = sandbox.command(&command).output().unwrap();
+        assert_eq!((output.status.code(), output.stdout), (Some(0), b"\0\xff\nno newline".to_vec()));
+    }
+}
+
+#[test]
+fn a_failed_command_is_run_again() {
+    let sandbox = Sandbox::new();
+    let command = [
+        "once",
+        "mail",
+        "--",
+        "sh",
+        "-c",
+        "echo x >>runs; echo ${PALISADE_ONCE_PREVIOUS:+again}; test $(wc -l <runs) = 2",
+    ];
+    let first = sandbox.run(&command);
+    assert_eq!((first.code, first.out.as_str()), (Some(1), "\n"));
+    for _ in 0..2 {
+        let later = sandbox.run(&command);
+        assert_eq!((later.code, later.out.as_str()), (Some(0), "again\n"), "{}", later.err);
+    }
+    assert_eq!(fs::read_to_string(sandbox.path().join("runs")).unwrap(), "x\nx\n");
+}
+
+/// The worker and its warden are killed in the middle. The next call takes over, with a higher token, and knows of it.
+#[test]
+fn a_killed_worker_is_taken_over() {
+    let sandbox = Sandbox::new();
+    let script = "echo began $PALISADE_TOKEN; test -n \"$PALISADE_ONCE_PREVIOUS\" || sleep 1000; echo after $PALISADE_ONCE_PREVIOUS";
+    let command = ["once", "--ttl", "2s", "import", "--", "sh", "-c", script];
+    let mut killed = sandbox.start(&command);
+    let first = killed.line();
+    let first = first.strip_prefix("began ").unwrap();
+    killed.signal(Signal::KILL);
+    killed.end();
+    let CommandOutput { code, out: output, err } = sandbox.run(&command);
+    assert_eq!(code, Some(0));
+    assert!(err.contains(&format!("with token {first}, did not succeed, and may have done the work")), "{err}");
+    let lines: Vec<_> = output.lines().collect();
+    let second = lines[0].strip_prefix("began ").unwrap();
+    assert!(second.parse::<u64>().unwrap() > first.parse().unwrap(), "{output}");
+    assert_eq!(lines[1..], [format!("after {first}")]);
+    assert_eq!(sandbox.stdout(&command), output, "the successor's output is kept");
+}
+
+#[test]
+fn a_parallel_call_waits_or_says_who_runs_it() {
+    let sandbox = Sandbox::new();
+    let command =
+        ["once", "report", "--", "sh", "-c", "echo began; while ! test -e go; do sleep 0.01; done; echo done"];
+    let mut first = sandbox.start(&command);
+    assert_eq!(first.line(), "began");
+    let busy = sandbox.stderr(75, &["once", "--no-wait", "report", "--", "true"]);
+    assert!(busy.contains("'once/report' is held by sh"), "{busy}");
+    let mut second = sandbox.start(&command);
+    // It waits in the queue of the lock.
+    let observer = sandbox.client("observer");
+    while observer.inspect("once/report").unwrap().is_none_or(|lock| lock.waiters.is_empty()) {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!((second.line(), second.line()), ("began".to_owned(), "done".to_owned()));
+    assert!(first.end().success() && second.end().success());
+}
+
+/// A worker whose lock was taken away is ended, and its output is not kept.
+#[test]
+fn a_worker_without_its_lock_keeps_nothing() {
+    let sandbox = Sandbox::new();
+    let mut paused = sandbox.start(&["once", "job", "--", "sh", "-c", "echo old; sleep 1000"]);
+    assert_eq!(paused.line(), "old");
+    sandbox.stdout(&["break", "once/job", "--reason", "it hangs", "--yes"]);
+    assert_eq!(paused.end().code(), Some(76));
+    assert_eq!(sandbox.run(&["once", "job", "--", "echo", "new"]).out, "new\n");
+    assert_eq!(sandbox.stdout(&["once", "job", "--", "echo", "newer"]), "new\n");
+}
+
+#[test]
+fn misuse_exits_64_and_runs_nothing() {
+    let sandbox = Sandbox::new();
+    let mut output = String::new();
+    for args in [
+        &["once", "key"][..],
+        &["once", "", "--", "touch", "ran"],
+        &["once", "a\nb", "--", "touch", "ran"],
+        &["once", "--keep", "0s", "key", "--", "touch", "ran"],
+        &["once", "--keep", "400d", "key", "--", "touch", "ran"],
+        &["once", "--store", "nowhere", "key", "--", "touch", "ran"],
+        &["once", "--store", "etcd://host", "key", "--", "touch", "ran"],
+        &["once", "--store", "sqlite://here.db", "key", "--", "touch", "ran"],
+        &["once", "--store", "postgres//app:xyzzy@host", "key", "--", "touch", "ran"],
+    ] {
+        output += &format!("{args:?}\n{}\n", sandbox.stderr(64, args));
+    }
+    assert!(!sandbox.path().join("ran").exists() && !output.contains("palisade: 'xyzzy"));
+    insta::assert_snapshot!("once-misuse", sandbox.redacted(&output, sandbox::Numbers::Kept));
+}
+
+/// A record of work that is under way outlives `--keep`: the next call must learn of it.
+#[test]
+fn a_short_keep_does_not_forget_work_that_is_under_way() {
+    let sandbox = Sandbox::new();
+    let command =
+        ["once", "--keep", "1ms", "job", "--", "sh", "-c", "echo began; while ! test -e go; do sleep 0.01; done"];
+    let mut first = sandbox.start(&command);
+    assert_eq!(first.line(), "began");
+    // Each attempt removes records whose time has passed.
+    for key in ["a", "b"] {
+        sandbox.stdout(&["once", key, "--", "echo", key]);
+    }
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert!(first.end().success(), "its output was kept");
+}

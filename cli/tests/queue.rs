@@ -1,0 +1,211 @@
+//! `palisade queue`, as a shell sees it: the real binary, on a SQLite file.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod sandbox;
+
+use std::fs;
+use std::io::Write;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use sandbox::{CommandOutput, Sandbox};
+
+/// Runs `palisade queue`, with the store of the sandbox.
+fn queue(sandbox: &Sandbox, args: &[&str]) -> CommandOutput {
+    let mut command = sandbox.command(&["queue"]);
+    let output = command.args(args).env("PALISADE_STORE", store(sandbox)).output().unwrap();
+    sandbox.output(&output)
+}
+
+fn store(sandbox: &Sandbox) -> String {
+    format!("sqlite://{}/shop.db", sandbox.path().display())
+}
+
+fn push(sandbox: &Sandbox, key: &str, payload: &str) -> String {
+    let pushed = queue(sandbox, &["push", "orders", "--key", key, payload]);
+    assert_eq!((pushed.code, pushed.err.as_str()), (Some(0), ""));
+    pushed.out.trim().to_owned()
+}
+
+/// Does all jobs that are due with this script.
+fn drain(sandbox: &Sandbox, options: &[&str], script: &str) -> CommandOutput {
+    let args = [&["work", "orders", "--drain"], options, &["--", "sh", "-c", script]].concat();
+    queue(sandbox, &args)
+}
+
+#[test]
+fn a_command_gets_each_job_in_order_with_a_rising_token() {
+    let sandbox = Sandbox::new();
+    push(&sandbox, "a", "1");
+    push(&sandbox, "a", "2");
+    let mut piped = sandbox.command(&["queue", "push", "orders", "--key", "a"]);
+    piped.env("PALISADE_STORE", store(&sandbox)).stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut piped = piped.spawn().unwrap();
+    piped.stdin.take().unwrap().write_all(b"3").unwrap();
+    assert!(piped.wait().unwrap().success());
+    let script = "echo $PALISADE_JOB_KEY $PALISADE_JOB_TOKEN $PALISADE_JOB_ATTEMPT $(cat) >>done";
+    assert_eq!(drain(&sandbox, &[], script), CommandOutput { code: Some(0), out: String::new(), err: String::new() });
+    assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "a 1 1 1\na 2 1 2\na 3 1 3\n");
+    assert_eq!(queue(&sandbox, &["ls", "orders"]).out, "");
+}
+
+#[test]
+fn a_failed_job_becomes_a_dead_letter_that_can_be_retried_or_dropped() {
+    let sandbox = Sandbox::new();
+    let (first, second) = (push(&sandbox, "a", "1"), push(&sandbox, "b", "2"));
+    push(&sandbox, "a", "3");
+    drain(&sandbox, &["--attempts", "1"], "exit 3");
+    insta::assert_snapshot!(queue(&sandbox, &["ls", "orders", "--dead"]).out, @r"
+    ID  KEY  STATE           ATTEMPTS  LAST FAILURE
+    1   a    blocks its key  1         exit code 3
+    2   b    blocks its key  1         exit code 3
+    ");
+    insta::assert_snapshot!(queue(&sandbox, &["ls", "orders", "--json"]).out, @r#"
+    {
+      "schema": 1,
+      "queue": "orders",
+      "jobs": [
+        {
+          "id": "3",
+          "key": "a",
+          "state": "waiting",
+          "attempt": 0,
+          "token": null,
+          "reason": null,
+          "payload_bytes": 1
+        }
+      ]
+    }
+    "#);
+    assert_eq!(queue(&sandbox, &["drop", "orders", &second]).code, Some(0));
+    assert_eq!(queue(&sandbox, &["retry", "orders", &first]).code, Some(0));
+    let gone = queue(&sandbox, &["retry", "orders", &first]);
+    assert_eq!(gone.code, Some(64), "{}", gone.err);
+    drain(&sandbox, &[], "cat >>done");
+    assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "13");
+}
+
+/// A killed worker: its command dies with it, and the job is delivered to the next one with a higher token.
+#[test]
+fn the_job_of_a_killed_worker_is_done_by_the_next_one() {
+    let sandbox = Sandbox::new();
+    push(&sandbox, "a", "1");
+    let url = store(&sandbox);
+    let script = "echo begun; exec sleep 1000";
+    let args = ["queue", "work", "orders", "--store", &url, "--visibility", "1s", "--", "sh", "-c", script];
+    let mut worker = sandbox.start(&args);
+    assert_eq!(worker.line(), "begun");
+    let commands = worker.until_children(1);
+    worker.signal(Signal::KILL);
+    assert!(sandbox::have_ended(&commands), "the command dies with its worker");
+    let began = Instant::now();
+    while !queue(&sandbox, &["ls", "orders"]).out.is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(60), "the job is delivered again");
+        drain(&sandbox, &[], "echo $PALISADE_JOB_TOKEN $PALISADE_JOB_ATTEMPT >>done");
+    }
+    assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "2 2\n");
+}
+
+/// A paused worker: it wakes after its job was delivered again, and its command is killed.
+#[test]
+fn a_worker_that_was_paused_kills_its_command_and_settles_nothing() {
+    let sandbox = Sandbox::new();
+    push(&sandbox, "a", "1");
+    let url = store(&sandbox);
+    let script = "echo begun; sleep 1000; echo late >>done";
+    let args = ["queue", "work", "orders", "--store", &url, "--visibility", "1s", "--", "sh", "-c", script];
+    let mut paused = sandbox.start(&args);
+    assert_eq!(paused.line(), "begun");
+    let commands = paused.until_children(1);
+    paused.signal(Signal::STOP);
+    let began = Instant::now();
+    while !queue(&sandbox, &["ls", "orders"]).out.is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(60), "the job is delivered again");
+        drain(&sandbox, &[], "cat >>done");
+    }
+    paused.signal(Signal::CONT);
+    assert!(sandbox::have_ended(&commands), "its command was killed");
+    assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "1");
+    paused.signal(Signal::TERM);
+    assert_eq!(paused.end().code(), Some(128 + 15));
+}
+
+#[test]
+fn a_worker_extends_its_job_while_the_command_runs() {
+    let sandbox = Sandbox::new();
+    push(&sandbox, "a", "1");
+    drain(&sandbox, &["--visibility", "1s"], "sleep 3; echo $PALISADE_JOB_ATTEMPT >>done");
+    assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "1\n");
+    assert_eq!(queue(&sandbox, &["ls", "orders"]).out, "");
+}
+
+#[test]
+fn invalid_calls_are_refused() {
+    let sandbox = Sandbox::new();
+    for store in ["redis://127.0.0.1:1", "file:x", "sqlite:", "nothing"] {
+        let output = sandbox.run(&["queue", "ls", "orders", "--store", store]);
+        assert!(matches!(output.code, Some(64 | 69)), "{store}: {output:?}");
+    }
+    for args in [
+        &["push", "orders", "--key", "", "x"][..],
+        &["push", "orders", "--key", "a\nb", "x"],
+        &["push", "", "--key", "a", "x"],
+        &["retry", "orders", "x"],
+        &["drop", "orders", "7"],
+        &["work", "orders", "--visibility", "10ms", "--", "true"],
+        &["work", "orders", "--attempts", "0", "--", "true"],
+        &["work", "orders"],
+    ] {
+        let output = queue(&sandbox, args);
+        assert_eq!(output.code, Some(64), "{args:?}: {output:?}");
+    }
+}
+
+#[test]
+fn help_has_examples() {
+    let sandbox = Sandbox::new();
+    insta::assert_snapshot!("queue-help", sandbox.stdout(&["queue", "--help"]));
+    insta::assert_snapshot!("queue-work-help", sandbox.stdout(&["queue", "work", "--help"]));
+}
+
+/// The store does not answer for longer than the visibility: another worker may have the job by then.
+#[test]
+fn a_command_is_killed_when_the_store_hangs() {
+    let sandbox = Sandbox::new();
+    push(&sandbox, "a", "1");
+    let mut command = sandbox.command(&["queue", "work", "orders", "--visibility", "1s", "--"]);
+    command
+        .args(["sh", "-c", "echo began >>log; sleep 1000; echo ended >>log"])
+        .env("PALISADE_STORE", store(&sandbox));
+    let mut worker = command.stderr(Stdio::piped()).spawn().unwrap();
+    let log = sandbox.path().join("log");
+    while !log.exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let database = rusqlite::Connection::open(sandbox.path().join("shop.db")).unwrap();
+    database.busy_timeout(Duration::from_secs(10)).unwrap();
+    database.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(worker.stderr.take().unwrap()));
+    // The file stays locked until this has been said: the extension has not been answered.
+    let said = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("could not be extended")));
+    assert!(said.is_some());
+    worker.kill().unwrap();
+    worker.wait().unwrap();
+    drop(database);
+}
+
+/// One host with a wrong path does not make every job a dead letter.
+#[test]
+fn a_worker_whose_command_is_not_found_stops() {
+    let sandbox = Sandbox::new();
+    for key in ["a", "b"] {
+        push(&sandbox, key, "1");
+    }
+    let output = queue(&sandbox, &["work", "orders", "--drain", "--attempts", "1", "--", "/no/such/command"]);
+    assert_eq!(output.code, Some(127));
+    assert!(output.err.contains("this worker stops"), "{}", output.err);
+    let listed = queue(&sandbox, &["ls", "orders", "--json"]);
+    assert!(listed.err.contains("there are dead letters"), "{}", listed.err);
+    assert!(listed.out.contains("waiting"), "the other job is left: {}", listed.out);
+}
