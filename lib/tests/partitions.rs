@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use palisade::recipe::{Change, Member};
 use palisade::{BootInstant, ErrorKind, Loss, Misuse, Options, Palisade};
 
@@ -25,20 +26,26 @@ async fn next(member: &mut Member) -> Change {
     within("a change comes", member.next()).await.expect("it is a member")
 }
 
-/// Handles changes as an application does, until each member owns its number of partitions. Returns how many were lost.
+/// Handles changes as an application does, until each member owns its number of partitions and has seen that. Returns how many were
+/// given up.
 async fn settle(members: &mut [Member], shares: &[usize]) -> usize {
-    let mut releases = 0;
-    let settled =
-        |members: &[Member]| members.iter().zip(shares).all(|(member, share)| member.owned().len() == *share);
-    while !settled(members) {
-        let changes = members.iter_mut().map(|member| Box::pin(member.next()));
-        let (change, at, _) = within("the shares are right", futures_util::future::select_all(changes)).await;
+    let mut given_up = 0;
+    loop {
+        let is_settled = members.iter().zip(shares).all(|(member, share)| member.owned().len() == *share);
+        let change = futures_util::future::select_all(members.iter_mut().map(|member| Box::pin(member.next())));
+        let (change, at, _) = match is_settled {
+            // A member owns a partition before its application has seen the change.
+            true => match change.now_or_never() {
+                Some(change) => change,
+                None => return given_up,
+            },
+            false => within("the shares are right", change).await,
+        };
         if let Change::Losing { partition, .. } = change.expect("it is a member") {
             members[at].release(partition).await.expect("it is released");
-            releases += 1;
+            given_up += 1;
         }
     }
-    releases
 }
 
 #[tokio::test]

@@ -1,10 +1,12 @@
 //! Members that share partitions.
 
+use std::any::Any;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::select_all;
 use palisade::recipe::{Change, Member};
 use palisade::{Error, ErrorKind, Options, Token};
@@ -27,27 +29,30 @@ async fn join(url: &str, name: &str, count: u32) -> Result<Member, Error> {
     palisade.partitions(name, count).dangerous_accept_failover().join(count).await
 }
 
-/// Handles changes as an application does, until each member owns its number of partitions. Returns how many were given
-/// up.
+/// Handles changes as an application does, until each member owns its number of partitions and has seen that. Returns how many were
+/// given up.
 async fn settle(members: &mut [Member], shares: &[usize]) -> usize {
     let mut given_up = 0;
-    let is_settled = |members: &[Member]| {
-        let mut pairs = members.iter().zip(shares);
-        pairs.all(|(member, share)| member.owned().len() == *share)
-    };
-    while !is_settled(members) {
-        let changes = members.iter_mut().map(|member| Box::pin(member.next()));
-        let (change, at, _) = within("the shares are right", select_all(changes)).await;
+    loop {
+        let is_settled = members.iter().zip(shares).all(|(member, share)| member.owned().len() == *share);
+        let change = select_all(members.iter_mut().map(|member| Box::pin(member.next())));
+        let (change, at, _) = match is_settled {
+            // A member owns a partition before its application has seen the change.
+            true => match change.now_or_never() {
+                Some(change) => change,
+                None => return given_up,
+            },
+            false => within("the shares are right", change).await,
+        };
         if let Change::Losing { partition, .. } = change.expect("it is a member") {
             members[at].release(partition).await.expect("it is released");
             given_up += 1;
         }
     }
-    given_up
 }
 
 /// What every engine has to do that can list and watch locks.
-fn members_share_and_move_no_more_than_necessary(url: &str) {
+fn share_and_move_no_more_than_necessary(url: &str) {
     check(BOUND, async {
         let name = unused_name("orders");
         let mut members = vec![join(url, &name, 8).await.expect("a member")];
@@ -71,55 +76,35 @@ fn tokens(member: &Member) -> Vec<(u32, Token)> {
 
 #[test]
 fn memory() {
-    members_share_and_move_no_more_than_necessary("memory:partitions");
-}
-
-#[test]
-fn embedded() {
-    let store = Store::embedded();
-    members_share_and_move_no_more_than_necessary(&store.url);
-}
-
-#[test]
-fn service() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let service = present(servers::Service::start(env!("CARGO_BIN_EXE_serve"), folder.path()));
-    members_share_and_move_no_more_than_necessary(&service.url());
-}
-
-#[test]
-fn postgres() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let postgres = present(servers::Postgres::start(folder.path()));
-    members_share_and_move_no_more_than_necessary(&postgres.url());
+    share_and_move_no_more_than_necessary("memory:partitions");
 }
 
 #[test]
 fn redis() {
     let folder = tempfile::tempdir().expect("a folder");
     let redis = present(servers::Redis::start(folder.path(), "no"));
-    members_share_and_move_no_more_than_necessary(&redis.url());
+    share_and_move_no_more_than_necessary(&redis.url());
 }
 
 #[test]
 fn mysql() {
     let folder = tempfile::tempdir().expect("a folder");
     let mariadb = present(servers::MariaDb::start(folder.path()));
-    members_share_and_move_no_more_than_necessary(&mariadb.url());
+    share_and_move_no_more_than_necessary(&mariadb.url());
 }
 
 #[test]
 fn zookeeper() {
     let folder = tempfile::tempdir().expect("a folder");
     let zookeeper = present(servers::ZooKeeper::start(folder.path()));
-    members_share_and_move_no_more_than_necessary(&format!("zookeeper://{}", zookeeper.address));
+    share_and_move_no_more_than_necessary(&format!("zookeeper://{}", zookeeper.address));
 }
 
 #[test]
 fn consul() {
     let folder = tempfile::tempdir().expect("a folder");
     let consul = present(servers::Consul::start(folder.path()));
-    members_share_and_move_no_more_than_necessary(&format!("consul://{}", consul.address));
+    share_and_move_no_more_than_necessary(&format!("consul://{}", consul.address));
 }
 
 #[cfg(feature = "etcd")]
@@ -127,7 +112,7 @@ fn consul() {
 fn etcd() {
     let folder = tempfile::tempdir().expect("a folder");
     let etcd = present(servers::Etcd::start(folder.path()));
-    members_share_and_move_no_more_than_necessary(&format!("etcd://{}", etcd.address));
+    share_and_move_no_more_than_necessary(&format!("etcd://{}", etcd.address));
 }
 
 #[test]
@@ -155,16 +140,30 @@ fn an_engine_that_cannot_fence_is_refused_unless_it_is_accepted() {
     });
 }
 
-/// Locks in a folder, and files beside them.
+/// Locks, and a folder for files.
 struct Store {
     url: String,
     folder: TempDir,
+    /// The server, which ends with this.
+    _server: Option<Box<dyn Any>>,
 }
 
 impl Store {
     fn embedded() -> Store {
         let folder = tempfile::tempdir().expect("a folder");
-        Store { url: format!("embedded://{}", folder.path().join("locks.db").display()), folder }
+        Store { url: format!("embedded://{}", folder.path().join("locks.db").display()), folder, _server: None }
+    }
+
+    fn service() -> Store {
+        let folder = tempfile::tempdir().expect("a folder");
+        let service = present(servers::Service::start(env!("CARGO_BIN_EXE_serve"), folder.path()));
+        Store { url: service.url(), folder, _server: Some(Box::new(service)) }
+    }
+
+    fn postgres() -> Store {
+        let folder = tempfile::tempdir().expect("a folder");
+        let postgres = present(servers::Postgres::start(folder.path()));
+        Store { url: postgres.url(), folder, _server: Some(Box::new(postgres)) }
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -180,9 +179,34 @@ impl Store {
     }
 }
 
-#[test]
-fn the_partitions_of_a_killed_member_go_to_the_others() {
-    let store = Store::embedded();
+/// The processes of these tests are killed and stopped, so their engines must be outside of them.
+macro_rules! on_engines {
+    ($($engine:ident),*) => {$(
+        mod $engine {
+            use super::*;
+
+            #[test]
+            fn members_share_and_move_no_more_than_necessary() {
+                share_and_move_no_more_than_necessary(&Store::$engine().url);
+            }
+
+            #[test]
+            fn the_partitions_of_a_killed_member_go_to_the_others() {
+                kill_a_member(&Store::$engine());
+            }
+
+            #[test]
+            fn a_stopped_owner_loses_no_update_of_its_successor() {
+                let (number, acknowledged) = stop_an_owner_between_read_and_write(&Store::$engine(), true);
+                assert_eq!((number, acknowledged), (1, 1), "the late write is refused");
+            }
+        }
+    )*};
+}
+
+on_engines!(embedded, service, postgres);
+
+fn kill_a_member(store: &Store) {
     let mut killed = store.member(SHORT_TTL, 6);
     for _ in 0..6 {
         assert!(killed.ask("change").starts_with("gained"));
@@ -210,8 +234,7 @@ struct Update {
 /// An owner reads a number and is stopped before it writes. Its successor reads and writes. Then the first one goes on,
 /// as a thread does that was stopped between a check and a write, and writes what it computed. Returns the number in the file
 /// and how many updates were acknowledged.
-fn stop_an_owner_between_read_and_write(is_fenced: bool) -> (u64, u64) {
-    let store = Store::embedded();
+fn stop_an_owner_between_read_and_write(store: &Store, is_fenced: bool) -> (u64, u64) {
     let file = store.file("partition-0");
     let path = file.display();
     let (mut old, mut updates) = (store.member(SHORT_TTL, 1), Vec::new());
@@ -251,16 +274,10 @@ fn read(worker: &mut WorkerProcess, file: &Path, is_fenced: bool) -> u64 {
     fs::read_to_string(file).ok().and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-#[test]
-fn a_stopped_owner_loses_no_update_of_its_successor() {
-    let (number, acknowledged) = stop_an_owner_between_read_and_write(true);
-    assert_eq!((number, acknowledged), (1, 1), "the late write is refused");
-}
-
 /// The failure that the token of each ownership prevents.
 #[test]
 fn without_tokens_a_stopped_owner_overwrites_the_update_of_its_successor() {
-    let (number, acknowledged) = stop_an_owner_between_read_and_write(false);
+    let (number, acknowledged) = stop_an_owner_between_read_and_write(&Store::embedded(), false);
     assert_eq!((number, acknowledged), (1, 2), "two updates are acknowledged, and one is lost");
 }
 
