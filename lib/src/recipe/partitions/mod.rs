@@ -108,6 +108,20 @@ impl Partitions {
         Partitions { needed_level: self.needed_level.min(Level::HealthyOnly), ..self }
     }
 
+    /// Returns the partition of a key: the CRC-32 (of zlib, PNG and Ethernet) of its bytes, modulo the number of partitions. All members,
+    /// in whatever language, must compute the same.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let orders = palisade.partitions("orders", 64);
+    /// assert_eq!(orders.partition_of("customer/7"), 10); // zlib.crc32(b"customer/7") % 64
+    /// # Ok(()) }
+    /// ```
+    pub fn partition_of(&self, key: impl AsRef<[u8]>) -> u32 {
+        crc32fast::hash(key.as_ref()).checked_rem(self.count).unwrap_or_default()
+    }
+
     /// Becomes a member that owns at most `capacity` partitions. If the capacities of all members together do not suffice,
     /// some partitions have no owner ([`Member::without_room`]).
     ///

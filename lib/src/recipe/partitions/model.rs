@@ -30,6 +30,8 @@ struct SimMember {
     owned: BTreeSet<u32>,
     losing: BTreeSet<u32>,
     waits: BTreeSet<u32>,
+    /// Whether something happened that its task acts on.
+    must_act: bool,
 }
 
 #[derive(Clone, Default)]
@@ -90,7 +92,8 @@ impl Model {
             view.apply(event);
         }
         let (owned, losing, waits) = Default::default();
-        self.members.push(SimMember { session, capacity, lock, view, seen: self.log.len(), owned, losing, waits });
+        let (seen, must_act) = (self.log.len(), true);
+        self.members.push(SimMember { session, capacity, lock, view, seen, owned, losing, waits, must_act });
     }
 
     /// The member leaves or is killed: its membership ends first, then its waits and its partitions.
@@ -126,7 +129,7 @@ impl Model {
         let member = &mut self.members[at];
         let until = self.log.len().min(member.seen + events);
         for event in &self.log[member.seen..until] {
-            member.view.apply(event);
+            member.must_act |= member.view.apply(event);
         }
         member.seen = until;
     }
@@ -150,12 +153,16 @@ impl Model {
         let again = self.log.len().saturating_sub(events_again);
         let member = &mut self.members[at];
         member.view.reset(&listed);
+        member.must_act = true;
         member.seen = member.seen.max(again);
     }
 
     /// Does as a member's task does.
     fn act(&mut self, at: usize) -> bool {
-        let SimMember { session: me, capacity, view, owned, losing, waits, .. } = &mut self.members[at];
+        let SimMember { session: me, capacity, view, owned, losing, waits, must_act, .. } = &mut self.members[at];
+        if !std::mem::take(must_act) {
+            return false;
+        }
         let me = *me;
         let target = view.target((me, *capacity), |p| owned.contains(&p), |p| waits.contains(&p));
         let is_mine = |partition: &u32| target.owners[*partition as usize] == Some(me);
@@ -186,6 +193,7 @@ impl Model {
         let member = &mut self.members[at];
         let Some(partition) = member.losing.pop_first() else { return false };
         member.owned.remove(&partition);
+        member.must_act = true;
         self.free(partition);
         true
     }

@@ -20,8 +20,11 @@ use crate::keeper::Op;
 use crate::time::{Instant, sleep, sleep_until};
 use crate::{BootInstant, Error, ErrorKind, LockGuard, Loss, Standing, Watch};
 
-/// How long a member waits for more changes before it acts on the first: several members often start at once.
+/// How long a member waits for more changes before it acts: several members often start or end at once.
 const SETTLE: Duration = Duration::from_millis(50);
+
+/// How long a member puts off acting at most, while changes go on to come.
+const LONGEST_SETTLE: Duration = Duration::from_millis(500);
 
 /// The pause before a request is repeated that failed because the engine did not answer.
 const RETRY: Duration = Duration::from_millis(500);
@@ -56,6 +59,8 @@ struct Task {
     listing: Option<LocalBoxFuture<'static, Result<Vec<LockInfo>, Error>>>,
     /// When the member acts on its view again.
     act_at: Option<Instant>,
+    /// When the first change came that the member has not acted on.
+    changed_at: Option<Instant>,
     /// The earliest deadline of an owned partition.
     deadline: Option<(BootInstant, LocalBoxFuture<'static, ()>)>,
     /// The end of the lease when jeopardy began; `None` outside it.
@@ -117,10 +122,11 @@ pub(super) async fn run(start: Start) {
         losses: FuturesUnordered::new(),
         listing: None,
         act_at: None,
+        changed_at: None,
         deadline: None,
         jeopardy: None,
     };
-    task.act_after(SETTLE);
+    task.act_soon();
     let end = loop {
         let step = task.next_step().await;
         if let Err(end) = task.perform(step).await {
@@ -196,7 +202,7 @@ impl Task {
             Step::Act => self.act(),
             Step::Watched(Some(Watched::Event(event))) => {
                 if self.view.apply(&event) {
-                    self.act_after(SETTLE);
+                    self.act_soon();
                 }
             }
             Step::Watched(Some(Watched::Missed)) => self.list_after(Duration::ZERO),
@@ -206,9 +212,16 @@ impl Task {
         Ok(())
     }
 
+    /// Acts when no more changes have come for a while.
+    fn act_soon(&mut self) {
+        let now = Instant::now();
+        let latest = *self.changed_at.get_or_insert(now) + LONGEST_SETTLE;
+        self.act_at = Some(latest.min(now + SETTLE));
+    }
+
     fn act_after(&mut self, time: Duration) {
         let at = Instant::now() + time;
-        self.act_at = Some(self.act_at.map_or(at, |earlier| if earlier < at { earlier } else { at }));
+        self.act_at = Some(self.act_at.map_or(at, |earlier| earlier.min(at)));
     }
 
     fn list_after(&mut self, time: Duration) {
@@ -224,7 +237,7 @@ impl Task {
         match listed {
             Ok(locks) => {
                 self.view.reset(&locks);
-                self.act_after(SETTLE);
+                self.act_soon();
             }
             Err(error) if error.is_retryable() => self.list_after(RETRY),
             Err(error) => return Err(End::Failed(error)),
@@ -234,7 +247,7 @@ impl Task {
 
     /// Acts on the view: waits for what is assigned to this member, and gives up what is not.
     fn act(&mut self) {
-        self.act_at = None;
+        (self.act_at, self.changed_at) = (None, None);
         let me = self.membership.session();
         let (is_owned, is_waited_for) = (|p| self.owned.contains_key(&p), |p| self.waits.contains_key(&p));
         let target = self.view.target((me, self.group.capacity), is_owned, is_waited_for);
@@ -271,7 +284,7 @@ impl Task {
         self.waits.remove(&partition);
         match acquired {
             // The session was replaced before this member has noticed: it has to join again first.
-            Ok(guard) if guard.session() != self.membership.session() => self.act_after(SETTLE),
+            Ok(guard) if guard.session() != self.membership.session() => self.act_soon(),
             Ok(guard) => {
                 let ownership = Ownership::new(partition, guard);
                 let (guard, token) = (ownership.clone(), ownership.granted_token());
@@ -301,7 +314,7 @@ impl Task {
             }
         }
         self.set_deadline();
-        self.act_after(SETTLE);
+        self.act_soon();
     }
 
     /// Asks the application to let go of some of the partitions that it owns. They are released at the deadline in any case.
@@ -333,7 +346,7 @@ impl Task {
         });
         self.deadline = None;
         self.set_deadline();
-        self.act_after(SETTLE);
+        self.act_soon();
     }
 
     /// Becomes a member again, with nothing, after the membership was lost.
@@ -358,7 +371,7 @@ impl Task {
                 joined = self.group.become_member() => match joined {
                     Ok(membership) => {
                         self.membership = membership;
-                        self.act_after(SETTLE);
+                        self.act_soon();
                         return Ok(());
                     }
                     Err(failed) => error = failed,

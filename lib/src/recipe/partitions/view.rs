@@ -68,6 +68,9 @@ pub(super) struct View {
     /// By the name of the member's lock.
     members: BTreeMap<String, (SessionId, u32)>,
     owners: Vec<Owner>,
+    /// The owners that the partitions are to have, as this member computed them last. An event that brings a partition closer to
+    /// that does not change the assignment.
+    expected: Vec<Option<SessionId>>,
 }
 
 #[derive(Clone, Default)]
@@ -80,10 +83,11 @@ struct Owner {
 impl View {
     pub(super) fn new(names: Names) -> View {
         let owners = vec![Owner::default(); names.count as usize];
-        View { names, members: BTreeMap::new(), owners }
+        let expected = vec![None; owners.len()];
+        View { names, members: BTreeMap::new(), owners, expected }
     }
 
-    /// Applies an event. Returns whether the view has changed.
+    /// Applies an event. Returns whether the assignment may have changed.
     pub(super) fn apply(&mut self, event: &Event) -> bool {
         match event {
             Event::Granted { locks, session, token, .. } => {
@@ -108,7 +112,7 @@ impl View {
                 if is_new {
                     *owner = Owner { session: Some(session), newest: Some(token) };
                 }
-                is_new
+                is_new && self.expected[partition as usize] != Some(session)
             }
             None => false,
         }
@@ -123,7 +127,8 @@ impl View {
                 if is_latest {
                     owner.newest = Some(token);
                 }
-                is_latest && owner.session.take().is_some()
+                let freed_by = owner.session.take_if(|_| is_latest);
+                freed_by.is_some() && freed_by == self.expected[partition as usize]
             }
             None => false,
         }
@@ -162,7 +167,7 @@ impl View {
     /// Returns the owners that the partitions are to have, as the member with this session sees it. It knows first what it
     /// owns itself, and what it waits for.
     pub(super) fn target(
-        &self,
+        &mut self,
         (me, capacity): (SessionId, u32),
         is_owned: impl Fn(u32) -> bool,
         is_waited_for: impl Fn(u32) -> bool,
@@ -178,7 +183,8 @@ impl View {
                 *owner = None;
             }
         }
-        Target { owners: assign(&members, &owners), members: members.len() }
+        self.expected = assign(&members, &owners);
+        Target { owners: self.expected.clone(), members: members.len() }
     }
 
     fn members(&self) -> Capacities {
@@ -287,6 +293,24 @@ mod tests {
         assert_eq!(view.owners(), [None; 3]);
         assert!(view.apply(&granted(lock, 6, 8)));
         assert_eq!(view.owners(), [None, Some(session(6)), None]);
+    }
+
+    /// Otherwise each of a thousand grants would make all members compute the assignment again.
+    #[test]
+    fn progress_towards_the_assignment_does_not_change_it() {
+        let (mut view, names) = (view(), Names::new("orders", 3));
+        view.apply(&granted(&names.member(3, 1), 4, 1));
+        view.apply(&granted(&names.member(3, 2), 5, 2));
+        for partition in 0..3 {
+            assert!(view.apply(&granted(&names.partition(partition), 4, 10 + u64::from(partition))));
+        }
+        let owners = view.target((session(4), 3), |_| true, |_| false).owners;
+        let moved = owners.iter().position(|owner| *owner == Some(session(5))).expect("one moves") as u32;
+        let kept = (moved + 1) % 3;
+        assert!(!view.apply(&ended(&names.partition(moved), 4, 10 + u64::from(moved))), "it is given up");
+        assert!(!view.apply(&granted(&names.partition(moved), 5, 20)), "its next owner has it");
+        assert!(view.apply(&ended(&names.partition(moved), 5, 20)), "the owner does not keep it");
+        assert!(view.apply(&granted(&names.partition(kept), 6, 21)), "a stranger has it");
     }
 
     #[test]
