@@ -87,7 +87,7 @@ fn run_command(args: Args) -> Result<(), Failure> {
         Command::Page(options) => block_on(page::run(&settings()?, &options)),
         Command::Break(options) => block_on(force::run(&settings()?, &options)),
         Command::Cluster(command) => block_on(cluster::run(&command, settings())),
-        Command::Queue(command) => block_on(queue::run(&command)),
+        Command::Queue(command) => block_on(queue::run(&command, &global)),
         Command::Tokens(command) => block_on(tokens::run(&settings()?, &command)),
     }
 }

@@ -156,13 +156,18 @@ pub(crate) fn print_clap(error: &clap::Error) -> Result<(), Failure> {
     if error.use_stderr() { Err(Failure::UsagePrinted) } else { Ok(()) }
 }
 
-/// If the command line of `run`, `elect`, `once` or `partitions` has no `--`, suggests where it goes.
+/// The commands that run another one, and the operands before its `--`.
+const RUNNERS: [(&str, &str); 5] =
+    [("run", "NAME"), ("elect", "NAME"), ("once", "KEY"), ("partitions", "NAME COUNT"), ("queue work", "NAME")];
+
+/// If the command line of a command that runs another one has no `--`, suggests where it goes.
 fn command_hint(error: &clap::Error, args: &[String]) -> Option<String> {
-    let is_plain = !args.iter().any(|arg| arg.starts_with('-'));
     let may_lack_dashes = match error.kind() {
         clap::error::ErrorKind::MissingRequiredArgument => true,
-        // The command, where the names before it have a fixed number.
-        clap::error::ErrorKind::UnknownArgument => is_plain,
+        // The command, where the operands before it have a fixed number. An option would be a misspelt one.
+        clap::error::ErrorKind::UnknownArgument => {
+            error.get(clap::error::ContextKind::InvalidArg).is_some_and(|arg| !arg.to_string().starts_with('-'))
+        }
         _ => false,
     };
     if !may_lack_dashes || args.iter().any(|arg| arg == "--") {
@@ -170,20 +175,19 @@ fn command_hint(error: &clap::Error, args: &[String]) -> Option<String> {
     }
     // clap's message has the usage of the subcommand. An argument can have the same text.
     let message = error.render().to_string();
-    let subcommand = ["run", "elect", "once", "partitions"]
-        .into_iter()
-        .find(|name| message.contains(&format!("Usage: palisade {name} ")))?;
-    let at = args.iter().position(|arg| arg == subcommand)?;
-    let operands = if subcommand == "partitions" { "NAME COUNT" } else { "NAME" };
-    let general = format!("the command goes after `--`: palisade {} {operands} -- COMMAND", args[at]);
-    match args[at + 1..].split_at_checked(operands.split(' ').count()) {
+    let (name, operands) =
+        RUNNERS.into_iter().find(|(name, _)| message.contains(&format!("Usage: palisade {name} ")))?;
+    let depth = name.split(' ').count();
+    let at = args.windows(depth).position(|words| words.join(" ") == name)? + depth;
+    let is_plain = !args.iter().any(|arg| arg.starts_with('-'));
+    let (operands, command) = match args[at..].split_at_checked(operands.split(' ').count()) {
         Some((operands, command)) if !command.is_empty() && is_plain => {
             let words = |words: &[String]| words.iter().map(|word| shell_word(word)).collect::<Vec<_>>().join(" ");
-            let (operands, command) = (words(operands), words(command));
-            Some(format!("the command goes after `--`: palisade {subcommand} {operands} -- {command}"))
+            (words(operands), words(command))
         }
-        _ => Some(general),
-    }
+        _ => (operands.to_owned(), "COMMAND".to_owned()),
+    };
+    Some(format!("the command goes after `--`: palisade {name} {operands} -- {command}"))
 }
 
 /// Ignores a closed pipe (`palisade … | head -1`).

@@ -5,11 +5,12 @@ mod sandbox;
 
 use std::fs;
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
-use sandbox::{CommandOutput, Sandbox};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use sandbox::{CommandOutput, Running, Sandbox};
 
 /// Runs `palisade queue`, with the store of the sandbox.
 fn queue(sandbox: &Sandbox, args: &[&str]) -> CommandOutput {
@@ -86,49 +87,69 @@ fn a_failed_job_becomes_a_dead_letter_that_can_be_retried_or_dropped() {
     assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "13");
 }
 
+/// A command with a child. It prints the numbers of both processes.
+const FAMILY: &str = "sleep 1000 & echo $$; echo $!; wait";
+
+/// Starts a worker with [`FAMILY`], and returns the processes of its command.
+fn start_family(sandbox: &Sandbox) -> (Running, Vec<OwnedFd>) {
+    let url = store(sandbox);
+    let args = ["queue", "work", "orders", "--store", &url, "--visibility", "1s", "--", "sh", "-c", FAMILY];
+    let mut worker = sandbox.start(&args);
+    let mut process = || {
+        let pid = worker.line().parse().ok().and_then(Pid::from_raw).unwrap();
+        pidfd_open(pid, PidfdFlags::empty()).unwrap()
+    };
+    let family = vec![process(), process()];
+    (worker, family)
+}
+
+/// Does the job, which another worker has begun, with this script.
+fn drain_after_another(sandbox: &Sandbox, script: &str) {
+    let began = Instant::now();
+    while !queue(sandbox, &["ls", "orders"]).out.is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(60), "the job is delivered again");
+        drain(sandbox, &[], script);
+    }
+}
+
 /// A killed worker: its command dies with it, and the job is delivered to the next one with a higher token.
 #[test]
 fn the_job_of_a_killed_worker_is_done_by_the_next_one() {
     let sandbox = Sandbox::new();
     push(&sandbox, "a", "1");
-    let url = store(&sandbox);
-    let script = "echo begun; exec sleep 1000";
-    let args = ["queue", "work", "orders", "--store", &url, "--visibility", "1s", "--", "sh", "-c", script];
-    let mut worker = sandbox.start(&args);
-    assert_eq!(worker.line(), "begun");
-    let commands = worker.until_children(1);
+    let (worker, family) = start_family(&sandbox);
     worker.signal(Signal::KILL);
-    assert!(sandbox::have_ended(&commands), "the command dies with its worker");
-    let began = Instant::now();
-    while !queue(&sandbox, &["ls", "orders"]).out.is_empty() {
-        assert!(began.elapsed() < Duration::from_secs(60), "the job is delivered again");
-        drain(&sandbox, &[], "echo $PALISADE_JOB_TOKEN $PALISADE_JOB_ATTEMPT >>done");
-    }
+    assert!(sandbox::have_ended(&family), "the command and its children die with their worker");
+    drain_after_another(&sandbox, "echo $PALISADE_JOB_TOKEN $PALISADE_JOB_ATTEMPT >>done");
     assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "2 2\n");
 }
 
-/// A paused worker: it wakes after its job was delivered again, and its command is killed.
+/// A paused worker cannot extend its job. Its command must not run beside that of the next worker.
 #[test]
-fn a_worker_that_was_paused_kills_its_command_and_settles_nothing() {
+fn the_command_of_a_paused_worker_is_killed_while_it_is_paused() {
     let sandbox = Sandbox::new();
     push(&sandbox, "a", "1");
-    let url = store(&sandbox);
-    let script = "echo begun; sleep 1000; echo late >>done";
-    let args = ["queue", "work", "orders", "--store", &url, "--visibility", "1s", "--", "sh", "-c", script];
-    let mut paused = sandbox.start(&args);
-    assert_eq!(paused.line(), "begun");
-    let commands = paused.until_children(1);
+    let (paused, family) = start_family(&sandbox);
     paused.signal(Signal::STOP);
-    let began = Instant::now();
-    while !queue(&sandbox, &["ls", "orders"]).out.is_empty() {
-        assert!(began.elapsed() < Duration::from_secs(60), "the job is delivered again");
-        drain(&sandbox, &[], "cat >>done");
-    }
+    assert!(sandbox::have_ended(&family), "its warden has killed the command");
+    drain_after_another(&sandbox, "cat >>done");
     paused.signal(Signal::CONT);
-    assert!(sandbox::have_ended(&commands), "its command was killed");
-    assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "1");
     paused.signal(Signal::TERM);
     assert_eq!(paused.end().code(), Some(128 + 15));
+    assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "1", "it has settled nothing");
+}
+
+/// A worker is stopped for an upgrade: the job is not to blame.
+#[test]
+fn a_stopped_worker_uses_up_no_attempt() {
+    let sandbox = Sandbox::new();
+    push(&sandbox, "a", "1");
+    let (worker, family) = start_family(&sandbox);
+    worker.signal(Signal::TERM);
+    assert_eq!(worker.end().code(), Some(128 + 15));
+    assert!(sandbox::have_ended(&family));
+    drain(&sandbox, &[], "echo $PALISADE_JOB_TOKEN $PALISADE_JOB_ATTEMPT >>done");
+    assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "2 1\n", "at once, as the first attempt");
 }
 
 #[test]
@@ -145,8 +166,14 @@ fn invalid_calls_are_refused() {
     let sandbox = Sandbox::new();
     for store in ["redis://127.0.0.1:1", "file:x", "sqlite:", "nothing"] {
         let output = sandbox.run(&["queue", "ls", "orders", "--store", store]);
-        assert!(matches!(output.code, Some(64 | 69)), "{store}: {output:?}");
+        assert_eq!(output.code, Some(64), "{store}: {output:?}");
     }
+    let url = sandbox.run(&["--url", "palisade://127.0.0.1:1", "queue", "ls", "orders"]);
+    assert!(url.code == Some(64) && url.err.contains("--store"), "{url:?}");
+    let command = queue(&sandbox, &["work", "orders", "./ship.sh"]);
+    assert!(command.err.contains("palisade queue work orders -- ./ship.sh"), "{command:?}");
+    let command = queue(&sandbox, &["work", "orders", "--attempts", "3", "./ship.sh"]);
+    assert!(command.err.contains("palisade queue work NAME -- COMMAND"), "{command:?}");
     for args in [
         &["push", "orders", "--key", "", "x"][..],
         &["push", "orders", "--key", "a\nb", "x"],

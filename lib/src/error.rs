@@ -315,8 +315,8 @@ impl From<Failure> for ErrorKind {
     }
 }
 
-/// Returns the refusal of a correctness lock, or of an election, on an engine that cannot fence.
-pub(crate) fn not_fenced(level: Level, is_election: bool) -> ErrorKind {
+/// Returns the refusal of a correctness lock, or of a recipe that needs tokens, on an engine that cannot fence.
+pub(crate) fn not_fenced(level: Level, needs_token: bool) -> ErrorKind {
     let (why, accept_failover) = match level {
         Level::Advisory => ("no token can exist, as it has no durable counter that numbers its grants", ""),
         Level::HealthyOnly | Level::Fenced => (
@@ -324,8 +324,8 @@ pub(crate) fn not_fenced(level: Level, is_election: bool) -> ErrorKind {
             ", or .dangerous_accept_failover() if lower tokens after a failover are acceptable",
         ),
     };
-    // A leader is identified by its token, so there is no election for efficiency only.
-    let efficiency = match is_election {
+    // A leader, a partition's owner and an attempt of `once` are identified by their tokens, so there is none for efficiency only.
+    let efficiency = match needs_token {
         true => "",
         false => ", or .efficiency() if two holders would only waste work",
     };

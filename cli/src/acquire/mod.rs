@@ -58,7 +58,7 @@ pub(crate) struct FailoverArgs {
     ///
     /// Two clients may then hold it, with tokens that do not show which one is newer. Refused without this option.
     #[arg(long)]
-    dangerous_accept_failover: bool,
+    pub(crate) dangerous_accept_failover: bool,
 }
 
 impl FailoverArgs {

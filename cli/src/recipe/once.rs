@@ -6,11 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use palisade::recipe::once::{Attempt, Begun, Finished, KEEP, MAX_KEEP, MAX_OUTCOME_BYTES, OnceStore, Record};
-use palisade::{Error, LockName};
+use palisade::LockName;
+use palisade::recipe::once::{
+    Attempt, Begun, Finished, KEEP, MAX_KEEP, MAX_OUTCOME_BYTES, OnceStore, Record, keep_outcome, lock_name, lock_of,
+};
+use palisade::recipe::store::{Mysql, Postgres, Redis, Sqlite};
 use tokio::sync::oneshot;
 
-use super::store::{Store, StoreArgs};
+use super::store::{StoreArgs, StoreUrl};
 use crate::acquire::{AnyGuard, FailoverArgs, Verbosity, WaitArgs, wait_for_grant};
 use crate::outcome::{Failure, say, unless_closed};
 use crate::run::{CommandArgs, Extras};
@@ -38,9 +41,6 @@ Exit codes: as `palisade run`, and 76 if another call has taken over meanwhile, 
 
 /// How long the output may take to end after the command has. A process that it has left behind may keep the output open.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often keeping the output is tried.
-const ATTEMPTS: u32 = 14;
-const LONGEST_DELAY: Duration = Duration::from_secs(2);
 
 /// The options of `palisade once`.
 #[derive(Debug, clap::Args)]
@@ -68,10 +68,9 @@ pub(crate) struct Options {
 
 /// Prints the kept output, or runs the command and keeps its output.
 pub(crate) async fn run(options: &Options, settings: &Settings, verbose: u8) -> Result<(), Failure> {
-    let Options { key, keep, store, wait_args, failover, command_args } = options;
+    let Options { key, keep, store, .. } = options;
     let settings = &store.settings(settings);
-    let name = format!("once/{key}");
-    match LockName::new(&name) {
+    match LockName::new(&lock_name(key)) {
         Err(bad) => return Err(Failure::Misuse(format!("'{}' cannot be a key: {bad}", plain(key)))),
         Ok(_) if key.is_empty() => return Err(Failure::Misuse("the key must not be empty".to_owned())),
         Ok(_) => {}
@@ -80,7 +79,22 @@ pub(crate) async fn run(options: &Options, settings: &Settings, verbose: u8) -> 
     if keep.is_zero() || keep > MAX_KEEP {
         return Err(Failure::Misuse("--keep must be above 0 and at most 366d".to_owned()));
     }
-    let store = store.open().await?;
+    match store.url()? {
+        StoreUrl::Mysql(url) => run_on(&Mysql::connect(url).await?, options, keep, settings, verbose).await,
+        StoreUrl::Postgres(url) => run_on(&Postgres::connect(url).await?, options, keep, settings, verbose).await,
+        StoreUrl::Redis(url) => run_on(&Redis::connect(url).await?, options, keep, settings, verbose).await,
+        StoreUrl::Sqlite(file) => run_on(&Sqlite::open(file).await?, options, keep, settings, verbose).await,
+    }
+}
+
+async fn run_on<S: OnceStore>(
+    store: &S,
+    options: &Options,
+    keep: Duration,
+    settings: &Settings,
+    verbose: u8,
+) -> Result<(), Failure> {
+    let Options { key, wait_args, failover, command_args, .. } = options;
     if let Some(Record { outcome: Some(output), .. }) = store.find(key).await? {
         return print_kept(&output, key, verbose);
     }
@@ -88,8 +102,8 @@ pub(crate) async fn run(options: &Options, settings: &Settings, verbose: u8) -> 
     let palisade = command_args.connect_options(settings).connect(&settings.url).await?;
     // From here on a signal must release the session. Before, it may end the process while the engine connects.
     let mut signals = Signals::listen()?;
-    let names = [name];
-    let acquire = wait_args.acquire(failover.apply(palisade.lock(&names[0])));
+    let names = [lock_name(key)];
+    let acquire = wait_args.acquire(lock_of(&palisade, key, failover.dangerous_accept_failover)?);
     let verbosity = Verbosity { level: verbose, label: &label, url: &settings.url };
     let Some(guard) = wait_for_grant(&palisade, &names, verbosity, &mut signals, acquire).await? else {
         return Err(Failure::NotAcquired(wait_args.not_acquired(&palisade, &names).await));
@@ -135,7 +149,7 @@ pub(crate) async fn run(options: &Options, settings: &Settings, verbose: u8) -> 
                 plain(key)
             )));
         };
-        let finished = finish(&store, key, &attempt, &output).await.map_err(|error| {
+        let finished = keep_outcome(store, key, &attempt, &output).await.map_err(|error| {
             Failure::Unavailable(format!(
                 "'{}' was done, but its output could not be kept, so the next call does it again: {error}",
                 plain(key)
@@ -158,53 +172,11 @@ pub(crate) async fn run(options: &Options, settings: &Settings, verbose: u8) -> 
     command_args.run_then(AnyGuard::Lock(guard), &names, extras, settings, &mut signals, ended).await
 }
 
-/// Keeps the output. The command has run, so this is retried while the store fails.
-async fn finish(store: &Store, key: &str, attempt: &Attempt, output: &[u8]) -> Result<Finished, Error> {
-    let mut delay = Duration::from_millis(200);
-    for _ in 1..ATTEMPTS {
-        match store.finish(key, attempt, output).await {
-            Err(error) if error.is_retryable() => tokio::time::sleep(delay).await,
-            finished => return finished,
-        }
-        delay = (2 * delay).min(LONGEST_DELAY);
-    }
-    store.finish(key, attempt, output).await
-}
-
 fn print_kept(output: &[u8], key: &str, verbose: u8) -> Result<(), Failure> {
     if verbose > 0 {
         say(&format!("'{}' has run already; its output follows", plain(key)));
     }
     unless_closed(io::stdout().write_all(output).and_then(|()| io::stdout().flush()))
-}
-
-impl Store {
-    async fn find(&self, key: &str) -> Result<Option<Record>, Error> {
-        match self {
-            Store::Mysql(store) => store.find(key).await,
-            Store::Postgres(store) => store.find(key).await,
-            Store::Redis(store) => store.find(key).await,
-            Store::Sqlite(store) => store.find(key).await,
-        }
-    }
-
-    async fn begin(&self, key: &str, attempt: &Attempt) -> Result<Begun, Error> {
-        match self {
-            Store::Mysql(store) => store.begin(key, attempt).await,
-            Store::Postgres(store) => store.begin(key, attempt).await,
-            Store::Redis(store) => store.begin(key, attempt).await,
-            Store::Sqlite(store) => store.begin(key, attempt).await,
-        }
-    }
-
-    async fn finish(&self, key: &str, attempt: &Attempt, output: &[u8]) -> Result<Finished, Error> {
-        match self {
-            Store::Mysql(store) => store.finish(key, attempt, output).await,
-            Store::Postgres(store) => store.finish(key, attempt, output).await,
-            Store::Redis(store) => store.finish(key, attempt, output).await,
-            Store::Sqlite(store) => store.finish(key, attempt, output).await,
-        }
-    }
 }
 
 /// The output of a command, which is also passed on to stdout.

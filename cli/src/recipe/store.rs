@@ -5,8 +5,6 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
-use palisade::recipe::store::{Mysql, Postgres, Redis, Sqlite};
-
 use crate::outcome::Failure;
 use crate::settings::Settings;
 use crate::stores::{path, redacted};
@@ -25,22 +23,19 @@ pub(crate) struct StoreArgs {
     store: Option<String>,
 }
 
-/// An open store.
-#[derive(Debug, Clone)]
-pub(crate) enum Store {
-    Mysql(Mysql),
-    Postgres(Postgres),
-    Redis(Redis),
-    Sqlite(Sqlite),
+/// Where a store is.
+#[derive(Debug)]
+pub(crate) enum StoreUrl<'a> {
+    Mysql(&'a str),
+    Postgres(&'a str),
+    Redis(&'a str),
+    Sqlite(PathBuf),
 }
 
 impl StoreArgs {
-    /// Opens the store. A SQLite file is created if it is missing.
-    pub(crate) async fn open(&self) -> Result<Store, Failure> {
-        let Some(url) = self.store.as_deref() else {
-            let file = default_file()?;
-            return Ok(Store::Sqlite(Sqlite::open(file).await?));
-        };
+    /// Returns where the store is. Creates the folder of the default file if it is missing.
+    pub(crate) fn url(&self) -> Result<StoreUrl<'_>, Failure> {
+        let Some(url) = self.store.as_deref() else { return Ok(StoreUrl::Sqlite(default_file()?)) };
         let Some((scheme, rest)) = url.split_once(':') else { return Err(unknown(url)) };
         if scheme == "sqlite" && rest.starts_with("//") && !rest.starts_with("///") {
             return Err(Failure::Misuse(
@@ -48,10 +43,10 @@ impl StoreArgs {
             ));
         }
         Ok(match scheme {
-            "sqlite" if !path(rest).is_empty() => Store::Sqlite(Sqlite::open(path(rest)).await?),
-            "postgres" | "postgresql" => Store::Postgres(Postgres::connect(url).await?),
-            "mysql" => Store::Mysql(Mysql::connect(url).await?),
-            "redis" | "rediss" => Store::Redis(Redis::connect(url).await?),
+            "sqlite" if !path(rest).is_empty() => StoreUrl::Sqlite(path(rest).into()),
+            "postgres" | "postgresql" => StoreUrl::Postgres(url),
+            "mysql" => StoreUrl::Mysql(url),
+            "redis" | "rediss" => StoreUrl::Redis(url),
             _ => return Err(unknown(url)),
         })
     }
@@ -67,12 +62,6 @@ impl StoreArgs {
             Some(url) if settings.is_default_url() => Settings { url: url.to_owned(), ..settings.clone() },
             _ => settings.clone(),
         }
-    }
-
-    /// Returns the refusal of a store that a recipe does not support.
-    pub(crate) fn unsupported(&self, recipe: &str, supported: &str) -> Failure {
-        let scheme = self.store.as_deref().and_then(|url| url.split(':').next()).unwrap_or_default();
-        Failure::Misuse(format!("{recipe} cannot be kept in {scheme}: use {supported}"))
     }
 }
 

@@ -4,6 +4,7 @@ mod every;
 pub(crate) mod partitions;
 mod supervise;
 mod terminal;
+pub(crate) mod warded;
 mod warden;
 mod wire;
 
@@ -15,7 +16,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use palisade::{Options as ConnectOptions, Palisade};
 
-pub(crate) use warden::{BECOME, run_as_child};
+pub(crate) use warden::run_as_child;
 
 use crate::acquire::{AcquireArgs, AnyGuard, Verbosity};
 use crate::outcome::{Failure, say};

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::supervise::{Job, PartitionVariables, Supervised, pass_on};
+use super::warded::earlier;
 use super::{CommandArgs, Extras, OnLoss};
 use crate::acquire::{AnyGuard, FailoverArgs};
 use crate::outcome::{Failure, message_of, say};
@@ -79,7 +80,8 @@ pub(crate) async fn partitions(options: Options, settings: &Settings, verbose: u
     let mut signals = Signals::listen()?;
     let partitions = failover.apply_to_partitions(palisade.partitions(&name, count).grace(grace));
     let member = partitions.join(capacity.unwrap_or(count)).await?;
-    let mut host = Host { member, name, grace, verbose, owned: BTreeMap::new(), losing: BTreeMap::new() };
+    let mut host =
+        Host { member, name, grace, verbose, owned: BTreeMap::new(), losing: BTreeMap::new(), without_room: 0 };
     let ended = host.run(&command_args, settings, &mut signals).await;
     if let Err(error) = host.member.leave().await {
         say(&format!("{}; the partitions end by their TTL at the latest", message_of(&error)));
@@ -96,6 +98,8 @@ struct Host {
     owned: BTreeMap<u32, Ownership>,
     /// The partitions to give up, and when the member releases them at the latest.
     losing: BTreeMap<u32, BootInstant>,
+    /// The number of partitions without an owner that was reported last.
+    without_room: u32,
 }
 
 impl Host {
@@ -111,6 +115,7 @@ impl Host {
                 signal = signals.stop_requested() => return Err(Failure::Exit(signal.exit_code())),
                 settled = self.settle() => settled?,
             }
+            self.report_room();
             let Some(job) = self.job(command_args, settings) else { continue };
             let (stop_by, mut stopped) = watch::channel(None);
             let command = job.supervise(Extras::default(), signals, &mut stopped);
@@ -205,7 +210,7 @@ impl Host {
                     Urgency::GiveUp(deadline) => {
                         // The command's processes need time to die before the partition is released.
                         let margin = (self.grace / 10).min(Duration::from_secs(1));
-                        BootInstant::after_boot(deadline.since_boot().saturating_sub(margin))
+                        earlier(deadline, margin)
                     }
                     Urgency::Lost => BootInstant::now(),
                 },
@@ -235,6 +240,22 @@ impl Host {
                 Urgency::Lost
             }
             _ => Urgency::Restart,
+        }
+    }
+
+    /// Says when partitions have no owner, and when they have one again.
+    fn report_room(&mut self) {
+        let without_room = self.member.without_room();
+        if without_room != self.without_room {
+            let (name, members) = (plain(&self.name), self.member.members());
+            say(&match without_room {
+                0 => format!("all partitions of '{name}' have room again"),
+                _ => format!(
+                    "{without_room} partitions of '{name}' have no owner: the capacities of all {members} members together are too \
+                     small. Start more members, or raise --capacity"
+                ),
+            });
+            self.without_room = without_room;
         }
     }
 

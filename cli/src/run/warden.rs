@@ -27,7 +27,7 @@ use crate::signals::{Signals, exit_code};
 /// The first argument of a warden process. The command follows.
 pub(super) const WARDEN: &str = "_warden";
 /// The first argument of a process that becomes the command. The warden's pid and the command follow.
-pub(crate) const BECOME: &str = "_become";
+const BECOME: &str = "_become";
 
 /// The exit code of a command that was killed, or that was not started because its deadline had passed.
 pub(super) const KILLED: u8 = 128 + 9;

@@ -6,4 +6,5 @@ mod once;
 mod partitions;
 mod queue;
 mod queue_model;
+mod rights;
 mod versioned;

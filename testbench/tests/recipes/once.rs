@@ -172,7 +172,7 @@ async fn others_wait(store: &impl OnceStore) {
     assert_eq!(runs.load(SeqCst), 1);
 }
 
-/// A worker is paused for so long that its lock is taken away. Another worker finishes, and then the first one wakes up.
+/// A worker is paused until its session has ended and another worker has finished. Then it goes on.
 async fn late_result_is_refused(store: &impl OnceStore) {
     let palisade = locks().await;
     let (begun, has_begun) = oneshot::channel();

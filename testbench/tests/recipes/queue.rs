@@ -126,6 +126,7 @@ on_both!(
     tokens_rise_after_the_row_of_a_key_was_removed,
     a_full_queue_refuses_pushes_until_a_job_is_done,
     an_extended_job_is_not_delivered_again,
+    a_job_that_was_given_back_is_delivered_at_once_and_keeps_its_attempts,
     workers_at_the_same_time_deliver_every_job_once_and_in_order,
 );
 
@@ -318,6 +319,60 @@ async fn a_full_queue_refuses_pushes_until_a_job_is_done<S: TestStore>(store: S,
     Queue::new(&store, "another").push("c", "3").await.expect("another queue is not full");
     take(&queue).await.done().await.expect("it is in work");
     queue.push("c", "3").await.expect("there is room again");
+}
+
+async fn a_job_that_was_given_back_is_delivered_at_once_and_keeps_its_attempts<S: TestStore>(
+    store: S,
+    database: &Database,
+) {
+    let queue = queue(&store).backoff(LONG, LONG).attempts(2);
+    queue.push("a", "1").await.expect("it is pushed");
+    queue.push("a", "2").await.expect("it is pushed");
+    let mut last = None;
+    for _ in 0..3 {
+        let job = take(&queue).await;
+        assert_eq!((job.payload(), job.attempt()), (&b"1"[..], 1));
+        assert!(last.replace(job.token()) < Some(job.token()));
+        job.give_back().await.expect("it is in work");
+    }
+    let late = take(&queue).await;
+    expire(&store, database).await;
+    let current = take(&queue).await;
+    assert_eq!(stale_by(late.give_back().await), Some(current.token()));
+    assert_eq!(current.attempt(), 2, "the late one has changed nothing");
+}
+
+/// The store is slow to deliver. By then, a part of the visibility has passed.
+#[test]
+fn the_time_that_a_worker_has_is_counted_from_before_its_request() {
+    let database = Database::new(String::new());
+    bounded::check_on_threads(BOUND, async {
+        let store = Sqlite::open(&database.file).await.expect("a file");
+        let queue = queue(&store);
+        queue.push("a", "1").await.expect("it is pushed");
+        let mut held_up = None;
+        for _ in 0..2 {
+            let blocker = rusqlite::Connection::open(&database.file).expect("the file is there");
+            blocker.busy_timeout(BOUND).expect("it is set");
+            blocker.execute_batch("BEGIN IMMEDIATE").expect("the file can be locked");
+            let mut request = Box::pin(async {
+                match &held_up {
+                    None => Some(take(&queue).await),
+                    Some(job) => {
+                        palisade::recipe::queue::Job::extend(job).await.expect("it is in work");
+                        None
+                    }
+                }
+            });
+            assert!(futures_util::poll!(&mut request).is_pending(), "the file is locked");
+            let before_reply = palisade::BootInstant::now();
+            drop(blocker);
+            let taken = request.await;
+            let job = taken.or(held_up.take()).expect("it was taken");
+            assert!(job.safe_until() < before_reply + LONG);
+            held_up = Some(job);
+        }
+    });
 }
 
 async fn an_extended_job_is_not_delivered_again<S: TestStore>(store: S, database: &Database) {

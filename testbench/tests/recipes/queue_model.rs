@@ -24,6 +24,7 @@ enum Step {
     Take,
     Done(usize),
     Fail(usize),
+    GiveBack(usize),
     Extend(usize),
     /// The visibility of all jobs in work passes.
     Expire,
@@ -37,6 +38,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => Just(Step::Take),
         3 => (0..8usize).prop_map(Step::Done),
         2 => (0..8usize).prop_map(Step::Fail),
+        1 => (0..8usize).prop_map(Step::GiveBack),
         1 => (0..8usize).prop_map(Step::Extend),
         1 => Just(Step::Expire),
         1 => (0..8usize).prop_map(Step::Retry),
@@ -145,7 +147,7 @@ async fn compare<S: TestStore>(store: S, database: &Database, steps: Vec<Step>, 
                     }
                 }
             }
-            Step::Done(number) | Step::Fail(number) | Step::Extend(number) => {
+            Step::Done(number) | Step::Fail(number) | Step::GiveBack(number) | Step::Extend(number) => {
                 let Some(index) = at(*number, held.len()) else { continue };
                 let (id, token, attempt) = (held[index].id(), held[index].token(), held[index].attempt());
                 let key = model.get_mut(held[index].key()).expect("a key");
@@ -153,6 +155,7 @@ async fn compare<S: TestStore>(store: S, database: &Database, steps: Vec<Step>, 
                 let settled = match step {
                     Step::Done(_) => held.remove(index).done().await,
                     Step::Fail(_) => held.remove(index).fail("no").await,
+                    Step::GiveBack(_) => held.remove(index).give_back().await,
                     _ => held[index].extend().await,
                 };
                 match settled {
@@ -168,6 +171,10 @@ async fn compare<S: TestStore>(store: S, database: &Database, steps: Vec<Step>, 
                     }
                     Step::Fail(_) if attempt >= ATTEMPTS => key.bury(id, blocks),
                     Step::Fail(_) => key.in_work = None,
+                    Step::GiveBack(_) => {
+                        key.in_work = None;
+                        key.live.iter_mut().filter(|(live, _)| *live == id).for_each(|(_, attempt)| *attempt -= 1);
+                    }
                     _ => key.in_work = Some((id, token, true)),
                 }
             }

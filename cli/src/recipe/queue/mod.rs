@@ -3,13 +3,16 @@
 mod list;
 mod work;
 
+use std::env;
 use std::io::{Read, Write};
 use std::time::Duration;
 
 use clap::Subcommand;
 use palisade::recipe::queue::{JobId, MAX_PAYLOAD_BYTES, Queue, QueueStore};
+use palisade::recipe::store::{Postgres, Sqlite};
 
-use super::store::{Store, StoreArgs};
+use super::store::{StoreArgs, StoreUrl};
+use crate::args::Global;
 use crate::outcome::{Failure, unless_closed};
 use crate::text::parse_time;
 
@@ -35,11 +38,11 @@ Examples:
   palisade queue work orders --drain --visibility 5m -- ./ship.sh
 
 The command gets the payload on its stdin, and PALISADE_JOB_KEY, PALISADE_JOB_TOKEN, PALISADE_JOB_ATTEMPT and PALISADE_JOB_ID. \
-If it exits with 0, the job is done. Otherwise it is retried after a delay. The command is killed when its job was delivered to \
-another worker, or when the store does not answer for as long as the visibility.
+If it exits with 0, the job is done. Otherwise it is retried after a delay. A TERM or Ctrl-C is passed on to the command; if that \
+makes it fail, another worker gets the job, and the attempt does not count.
 
-If palisade itself is stopped, or killed while the command has children, they go on beside the next worker of the job: pass the token \
-to the resource that they write to.";
+The command is killed before another worker can get its job: when palisade is killed or stopped, or when the store does not answer for \
+as long as the visibility. A process that has left the command's process group goes on: pass the token to the resource that it writes to.";
 
 const LS_EXAMPLES: &str = "\
 Examples:
@@ -118,17 +121,24 @@ pub(crate) struct Dead {
 }
 
 /// Runs `palisade queue`.
-pub(crate) async fn run(command: &Command) -> Result<(), Failure> {
+pub(crate) async fn run(command: &Command, global: &Global) -> Result<(), Failure> {
+    // The environment may name the engine for other commands.
+    if global.url.is_some() && global.url != env::var("PALISADE_URL").ok() {
+        let what = "a queue uses no locks, and so no --url: name the database of the jobs with --store";
+        return Err(Failure::Misuse(what.to_owned()));
+    }
     let store = match command {
         Command::Push(options) => &options.store,
         Command::Work(options) => &options.store,
         Command::Ls(options) => &options.store,
         Command::Retry(options) | Command::Drop(options) => &options.store,
     };
-    match store.open().await? {
-        Store::Postgres(store) => run_on(command, &store).await,
-        Store::Sqlite(store) => run_on(command, &store).await,
-        Store::Mysql(_) | Store::Redis(_) => Err(store.unsupported("a queue", "postgres: or sqlite:")),
+    match store.url()? {
+        StoreUrl::Postgres(url) => run_on(command, &Postgres::connect(url).await?).await,
+        StoreUrl::Sqlite(file) => run_on(command, &Sqlite::open(file).await?).await,
+        StoreUrl::Mysql(_) | StoreUrl::Redis(_) => {
+            Err(Failure::Misuse("a queue cannot be kept in mysql: or redis:; use postgres: or sqlite:".to_owned()))
+        }
     }
 }
 

@@ -1,27 +1,26 @@
 //! `palisade queue work`: a command that runs once for each job.
 
 use std::ffi::OsString;
-use std::io::{self, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::future::pending;
+use std::io::{self, PipeWriter, Write};
+use std::os::fd::AsFd;
 use std::pin::Pin;
-use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use palisade::BootInstant;
 use palisade::recipe::queue::{Job, JobError, Queue, QueueStore};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process_group, waitid};
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::spawn_blocking;
 
 use super::super::store::StoreArgs;
 use super::parse_visibility;
 use crate::outcome::{Failure, say};
-use crate::run::BECOME;
-use crate::signals::{Signals, exit_code};
+use crate::run::warded::{WardedCommand, kill_time, warden_of};
+use crate::signals::{Signals, StopSignal};
 use crate::text::plain;
 
 /// The exit codes of a command that cannot be executed, and of one that was not found.
-const CANNOT_EXECUTE: i32 = 126;
-const NOT_FOUND: i32 = 127;
+const CANNOT_EXECUTE: u8 = 126;
+const NOT_FOUND: u8 = 127;
 
 /// How long a worker waits after the store has failed.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
@@ -96,8 +95,8 @@ pub(super) async fn run<S: QueueStore>(options: &Options, store: &S) -> Result<(
             }
             Err(error) => return Err(error.into()),
         };
-        if let Some(signal) = work(options, job, &mut signals).await? {
-            return Err(Failure::Exit(exit_code(signal.as_raw())));
+        if let Some(stop) = work(options, job, &mut signals).await? {
+            return Err(Failure::Exit(stop.exit_code()));
         }
     }
 }
@@ -107,52 +106,38 @@ async fn work<S: QueueStore>(
     options: &Options,
     job: Job<S>,
     signals: &mut Signals,
-) -> Result<Option<Signal>, Failure> {
-    let mut running = match Running::start(options, &job) {
-        Ok(running) => running,
+) -> Result<Option<StopSignal>, Failure> {
+    let mut command = match start(options, &job) {
+        Ok(command) => command,
         Err(error) => {
             settled(job.fail(format!("the command could not be started: {error}")).await)?;
             return Err(error.into());
         }
     };
-    let mut stop = None;
-    let mut visible_until = BootInstant::now() + options.visibility;
+    let kill_at = |job: &Job<S>| Some(kill_time(job.safe_until(), options.visibility));
+    command.set_deadlines(None, kill_at(&job)).await;
+    let (mut stop, mut stale) = (None, None);
     let mut extend_at = BootInstant::now() + options.visibility / 3;
     let mut extension: Option<Extension<'_>> = None;
-    let status = loop {
+    let ended = loop {
         tokio::select! {
             biased;
-            status = &mut running.ended => break status.map_err(io::Error::other)??,
+            ended = command.ended() => break ended,
             signal = signals.next() => {
-                running.send(signal);
-                if [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT].contains(&signal) {
-                    stop = Some(signal);
-                }
+                stop = StopSignal::new(signal).or(stop);
+                command.signal(signal).await;
             }
-            () = visible_until.reached() => {
-                running.send(Signal::KILL);
-                running.wait().await?;
-                let key = plain(job.key());
-                say(&format!("the job of '{key}' could not be extended, and its command was killed"));
-                return Ok(stop);
+            () = extend_at.reached(), if extension.is_none() && stale.is_none() => {
+                extend_at = BootInstant::now() + options.visibility / 3;
+                extension = Some(Box::pin(job.extend()));
             }
-            () = extend_at.reached(), if extension.is_none() => {
-                // Counted from before the request, as the store may carry it out at once.
-                let began = BootInstant::now();
-                extend_at = began + options.visibility / 3;
-                let job = &job;
-                extension = Some(Box::pin(async move { (began, job.extend().await) }));
-            }
-            // A store that does not answer must not keep the command from being killed in time.
-            (began, extended) = extended(&mut extension) => {
+            extended = extended(&mut extension) => {
                 extension = None;
                 match extended {
-                    Ok(()) => visible_until = began + options.visibility,
+                    Ok(()) => command.set_deadlines(None, kill_at(&job)).await,
                     Err(error @ JobError::Stale { .. }) => {
-                        running.send(Signal::KILL);
-                        running.wait().await?;
-                        say(&format!("{error}; its command was killed"));
-                        return Ok(stop);
+                        command.kill().await;
+                        stale = Some(error);
                     }
                     Err(error) => say(&format!("{error}; trying again")),
                 }
@@ -160,39 +145,49 @@ async fn work<S: QueueStore>(
         }
     };
     drop(extension);
-    let why = match (status.code(), status.signal()) {
-        (Some(0), _) => {
-            settled(job.done().await)?;
-            return Ok(stop);
-        }
-        (Some(code), _) => format!("exit code {code}"),
-        (None, signal) => format!("ended by signal {}", signal.unwrap_or_default()),
-    };
-    let (id, key, attempt) = (job.id(), plain(job.key()), job.attempt());
+    if let Some(error) = stale {
+        say(&format!("{error}; its command was killed"));
+        return Ok(stop);
+    }
+    let key = plain(job.key());
+    if ended.by_warden {
+        say(&format!("the job of '{key}' could not be extended in time, and its command was killed"));
+        return Ok(stop);
+    }
+    if ended.code == 0 {
+        settled(job.done().await)?;
+        return Ok(stop);
+    }
+    let (id, attempt, why) = (job.id(), job.attempt(), format!("exit code {}", ended.code));
+    if stop.is_some() {
+        settled(job.give_back().await)?;
+        say(&format!("job {id} of '{key}' was stopped ({why}); another worker gets it"));
+        return Ok(stop);
+    }
     let then = match attempt >= options.attempts {
         true => format!("it is a dead letter now; palisade queue ls {} --dead lists it", plain(&options.name)),
         false => "it is tried again later".to_owned(),
     };
     settled(job.fail(why.clone()).await)?;
     say(&format!("job {id} of '{key}' failed in attempt {attempt} of {}: {why}; {then}", options.attempts));
-    match status.code() {
+    match ended.code {
         // It would fail for every job, and make all of them dead letters.
-        Some(code @ (CANNOT_EXECUTE | NOT_FOUND)) => {
+        code @ (CANNOT_EXECUTE | NOT_FOUND) => {
             say("the command cannot be run, so this worker stops");
-            Err(Failure::Exit(u8::try_from(code).unwrap_or(u8::MAX)))
+            Err(Failure::Exit(code))
         }
-        _ => Ok(stop),
+        _ => Ok(None),
     }
 }
 
-/// A request to extend a job, and when it was made.
-type Extension<'a> = Pin<Box<dyn Future<Output = (BootInstant, Result<(), JobError>)> + 'a>>;
+/// A request to extend a job.
+type Extension<'a> = Pin<Box<dyn Future<Output = Result<(), JobError>> + 'a>>;
 
 /// Waits for the reply to a request to extend a job. Never returns without one.
-async fn extended(extension: &mut Option<Extension<'_>>) -> (BootInstant, Result<(), JobError>) {
+async fn extended(extension: &mut Option<Extension<'_>>) -> Result<(), JobError> {
     match extension {
         Some(extension) => extension.await,
-        None => std::future::pending().await,
+        None => pending().await,
     }
 }
 
@@ -208,48 +203,19 @@ fn settled(result: Result<(), JobError>) -> Result<(), Failure> {
     }
 }
 
-/// The command of a job, in a process group of its own.
-struct Running {
-    group: Pid,
-    ended: JoinHandle<io::Result<ExitStatus>>,
-}
-
-impl Running {
-    fn start<S: QueueStore>(options: &Options, job: &Job<S>) -> io::Result<Running> {
-        let mut command = Command::new("/proc/self/exe");
-        // The command dies with this process: its job is then delivered again.
-        command.arg(BECOME).arg(getpid().as_raw_nonzero().to_string()).args(&options.command);
-        command.env("PALISADE_JOB_KEY", job.key()).env("PALISADE_JOB_TOKEN", job.token().to_string());
-        command.env("PALISADE_JOB_ATTEMPT", job.attempt().to_string()).env("PALISADE_JOB_ID", job.id().to_string());
-        let mut child = command.stdin(Stdio::piped()).process_group(0).spawn()?;
-        let group = Pid::from_child(&child);
-        if let Some(stdin) = child.stdin.take() {
-            let payload = job.payload().to_owned();
-            drop(spawn_blocking(move || feed(stdin, &payload)));
-        }
-        let ended = spawn_blocking(move || {
-            // The number of the group is not used again before its leader is reaped.
-            while waitid(WaitId::Pid(group), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
-                .is_err_and(|error| error == rustix::io::Errno::INTR)
-            {}
-            // Processes that the command has left behind would work on the job of another worker.
-            let _ = kill_process_group(group, Signal::KILL);
-            child.wait()
-        });
-        Ok(Running { group, ended })
-    }
-
-    fn send(&self, signal: Signal) {
-        // A group that is gone needs no signal.
-        let _ = kill_process_group(self.group, signal);
-    }
-
-    async fn wait(&mut self) -> io::Result<ExitStatus> {
-        (&mut self.ended).await.map_err(io::Error::other)?
-    }
+/// Starts the command of a job, with the payload as its stdin.
+fn start<S: QueueStore>(options: &Options, job: &Job<S>) -> io::Result<WardedCommand> {
+    let mut warden = warden_of(&options.command);
+    warden.env("PALISADE_JOB_KEY", job.key()).env("PALISADE_JOB_TOKEN", job.token().to_string());
+    warden.env("PALISADE_JOB_ATTEMPT", job.attempt().to_string()).env("PALISADE_JOB_ID", job.id().to_string());
+    let (stdin, feeder) = io::pipe()?;
+    let command = WardedCommand::start(warden, stdin.as_fd(), None)?;
+    let payload = job.payload().to_owned();
+    drop(spawn_blocking(move || feed(feeder, &payload)));
+    Ok(command)
 }
 
 /// Writes the payload. A command need not read it.
-fn feed(mut stdin: ChildStdin, payload: &[u8]) {
+fn feed(mut stdin: PipeWriter, payload: &[u8]) {
     let _ = stdin.write_all(payload);
 }

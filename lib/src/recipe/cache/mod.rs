@@ -115,8 +115,8 @@ impl<C: CacheStore> Cache<C> {
         Cache { stale, ..self }
     }
 
-    /// Returns the value of a key. If there is none, one caller builds it and the others wait. If there is an old one, it is
-    /// returned, and one caller rebuilds it in the background, in a task of the Tokio runtime.
+    /// Returns the value of a key. If the store has none, one caller builds it and the others wait. An old value is returned at once,
+    /// and one caller rebuilds it in the background, in a task of the Tokio runtime.
     ///
     /// # Cancellation
     ///

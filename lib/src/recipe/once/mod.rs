@@ -43,8 +43,10 @@ use palisade_core::{BadName, BadNumber, LockName, Token};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::store::Sealed;
+use crate::engine::{Guarantees, Level};
 use crate::guard::LockGuard;
-use crate::{Error, ErrorKind, Misuse, Palisade};
+use crate::{Error, ErrorKind, Lock, Misuse, Palisade, error};
 
 #[cfg(feature = "postgres")]
 pub use postgres::{FirstInPostgres, PostgresClaim, SCHEMA as POSTGRES_SCHEMA, claim_in_postgres};
@@ -72,7 +74,7 @@ const MAX_FINISH_DELAY: Duration = Duration::from_secs(2);
 /// A database that keeps the records. [`store`](super::store) has those that implement it; no other type can.
 #[allow(private_bounds, reason = "this seals the trait")]
 pub trait OnceStore: Sealed + Send + Sync {
-    /// Returns the record of a key; `None` if there is none, or its time has passed.
+    /// Returns the record of a key; `None` if no caller has begun, or the record's time has passed.
     fn find(&self, key: &str) -> impl Future<Output = Result<Option<Record>, Error>> + Send;
 
     /// Begins an attempt, unless the work is done or a newer attempt has begun. Durable when it returns.
@@ -105,16 +107,6 @@ impl Attempt {
         self.keep.max(KEEP_UNFINISHED)
     }
 }
-
-trait Sealed {}
-#[cfg(feature = "mysql")]
-impl Sealed for super::store::Mysql {}
-#[cfg(feature = "postgres")]
-impl Sealed for super::store::Postgres {}
-#[cfg(feature = "redis")]
-impl Sealed for super::store::Redis {}
-#[cfg(feature = "embedded")]
-impl Sealed for super::store::Sqlite {}
 
 /// An operation that happens once. See [`Palisade::once`].
 #[must_use = "it does nothing until `run`, `try_run` or `run_within` is called"]
@@ -390,10 +382,7 @@ impl<S: OnceStore> Once<'_, S> {
                 return Ok(Some(self.decode(&codec, outcome)?));
             }
         }
-        let mut lock = self.palisade.lock(lock_name(&self.key));
-        if self.accepts_failover {
-            lock = lock.dangerous_accept_failover();
-        }
+        let lock = lock_of(&self.palisade, &self.key, self.accepts_failover)?;
         let guard = match wait {
             Wait::No => lock.try_acquire().await?,
             Wait::Within(wait) => lock.acquire_within(wait).await?,
@@ -417,13 +406,16 @@ impl<S: OnceStore> Once<'_, S> {
             let why = format!("it has {} bytes, and {MAX_OUTCOME_BYTES} are allowed", encoded.len());
             return Err(self.not_kept(why).into());
         }
-        let finished = self.finish(&attempt, &encoded).await.map_err(|error| self.not_kept(error.to_string()))?;
+        let finished = keep_outcome(self.store, &self.key, &attempt, &encoded)
+            .await
+            .map_err(|error| self.not_kept(error.to_string()))?;
         drop(guard);
         match finished {
             Finished::Kept => Ok(Some(outcome)),
             Finished::Refused { by } => Err(OnceError::TakenOver { key: self.key, token, by }),
         }
     }
+
     /// Checks the key, the request and the time.
     fn check(&self) -> Result<(), Error> {
         let engine = self.palisade.guarantees().engine;
@@ -448,22 +440,6 @@ impl<S: OnceStore> Once<'_, S> {
             return fail(Misuse::Number(BadNumber::Zero { what: "the time to keep, in milliseconds," }));
         }
         Ok(())
-    }
-
-    /// Keeps the outcome. The work is done, so this is retried while the store fails.
-    async fn finish(&self, attempt: &Attempt, outcome: &[u8]) -> Result<Finished, Error> {
-        let mut delay = FINISH_DELAY;
-        for _ in 1..FINISH_ATTEMPTS {
-            match self.store.finish(&self.key, attempt, outcome).await {
-                Err(error) if error.is_retryable() => {
-                    tracing::warn!(key = self.key, %error, "keeping the outcome failed; trying again");
-                    tokio::time::sleep(delay).await;
-                    delay = (2 * delay).min(MAX_FINISH_DELAY);
-                }
-                finished => return finished,
-            }
-        }
-        self.store.finish(&self.key, attempt, outcome).await
     }
 
     fn decode<T>(&self, codec: &Codec<T>, outcome: &[u8]) -> Result<T, Error> {
@@ -492,8 +468,52 @@ impl<S: OnceStore> Once<'_, S> {
     }
 }
 
-/// The lock of a key.
-fn lock_name(key: &str) -> String {
+/// Keeps the outcome of an attempt whose work is done. Retries for some seconds while the store fails: otherwise the next caller would
+/// do the work again. [`Once::run`] does this by itself.
+///
+/// # Errors
+///
+/// The store still fails, or refuses the request.
+pub async fn keep_outcome<S: OnceStore>(
+    store: &S,
+    key: &str,
+    attempt: &Attempt,
+    outcome: &[u8],
+) -> Result<Finished, Error> {
+    let mut delay = FINISH_DELAY;
+    for _ in 1..FINISH_ATTEMPTS {
+        match store.finish(key, attempt, outcome).await {
+            Err(error) if error.is_retryable() => {
+                tracing::warn!(key, %error, "keeping the outcome failed; trying again");
+                tokio::time::sleep(delay).await;
+                delay = (2 * delay).min(MAX_FINISH_DELAY);
+            }
+            finished => return finished,
+        }
+    }
+    store.finish(key, attempt, outcome).await
+}
+
+/// Returns the lock of a key. Every attempt has the token of a grant of it.
+///
+/// # Errors
+///
+/// The engine cannot fence. An attempt is identified by its token, so no operation can be done once for efficiency only.
+pub fn lock_of(palisade: &Palisade, key: &str, accepts_failover: bool) -> Result<Lock, Error> {
+    let lock = palisade.lock(lock_name(key));
+    let (lock, needed) = match accepts_failover {
+        true => (lock.dangerous_accept_failover(), Level::HealthyOnly),
+        false => (lock, Level::Fenced),
+    };
+    let Guarantees { engine, level, .. } = palisade.guarantees();
+    match *level < needed {
+        true => Err(Error::new(error::not_fenced(*level, true), engine, OPERATION).on(key)),
+        false => Ok(lock),
+    }
+}
+
+/// Returns the name of the lock of a key.
+pub fn lock_name(key: &str) -> String {
     format!("once/{key}")
 }
 

@@ -7,7 +7,7 @@ use tokio_postgres::{Client, Error as PgError, Row, Transaction};
 use super::record::{number, stored_token};
 use super::{Attempt, Begun, Finished, OnceStore, Record};
 use crate::Error;
-use crate::recipe::store::{Postgres, is_missing};
+use crate::recipe::store::{Postgres, big, bytes, float, is_missing, milliseconds, text};
 
 /// The table of the records. A recipe creates it if it is missing and the role may do so.
 pub const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS palisade_once (
@@ -41,7 +41,7 @@ impl OnceStore for Postgres {
     async fn find(&self, key: &str) -> Result<Option<Record>, Error> {
         const OPERATION: &str = "read the record of";
         let connection = self.connection(OPERATION, key).await?;
-        let found = connection.query_opt(FIND, &[&key]).await;
+        let found = connection.query_typed_opt(FIND, &[text(&key)]).await;
         connection.keep();
         match found.and_then(|row| row.as_ref().map(record).transpose()) {
             Ok(record) => Ok(record.filter(|record| !record.is_expired)),
@@ -95,31 +95,33 @@ async fn commit(transaction: Transaction<'_>) -> Result<(), Failed> {
 async fn begin(client: &mut Client, key: &str, attempt: &Attempt) -> Result<Begun, Failed> {
     let (token, request, keep_ms) =
         (number(attempt.token), attempt.request.as_deref(), milliseconds(attempt.keep_unfinished()));
+    let claim = [text(&key), big(&token), bytes(&request), float(&keep_ms)];
     let transaction = client.transaction().await?;
     let begun = loop {
-        if transaction.execute(CLAIM, &[&key, &token, &request, &keep_ms]).await? == 1 {
+        if transaction.execute_typed(CLAIM, &claim).await? == 1 {
             break Begun::Run { previous: None };
         }
         // If the row is gone, another attempt has just removed it, because its time has passed.
-        let Some(row) = transaction.query_opt(LOCK, &[&key]).await? else { continue };
+        let Some(row) = transaction.query_typed_opt(LOCK, &[text(&key)]).await? else { continue };
         let begun = Record::begin(Some(&record(&row)?), attempt.token, request);
         if let Begun::Run { .. } = begun {
-            transaction.execute(TAKE_OVER, &[&key, &token, &request, &keep_ms]).await?;
+            transaction.execute_typed(TAKE_OVER, &claim).await?;
         }
         break begun;
     };
-    transaction.execute(REMOVE, &[&key]).await?;
+    transaction.execute_typed(REMOVE, &[text(&key)]).await?;
     commit(transaction).await?;
     Ok(begun)
 }
 
 async fn finish(client: &mut Client, key: &str, attempt: &Attempt, outcome: &[u8]) -> Result<Finished, Failed> {
     let transaction = client.transaction().await?;
-    let record = transaction.query_opt(LOCK, &[&key]).await?.as_ref().map(record).transpose()?;
+    let record = transaction.query_typed_opt(LOCK, &[text(&key)]).await?.as_ref().map(record).transpose()?;
     let finished = Record::finish(record.as_ref(), attempt.token);
     if finished == Finished::Kept {
         let (token, keep_ms) = (number(attempt.token), milliseconds(attempt.keep));
-        transaction.execute(KEEP, &[&key, &token, &outcome, &keep_ms]).await?;
+        let kept = [text(&key), big(&token), bytes(&outcome), float(&keep_ms)];
+        transaction.execute_typed(KEEP, &kept).await?;
     }
     commit(transaction).await?;
     Ok(finished)
@@ -128,12 +130,6 @@ async fn finish(client: &mut Client, key: &str, attempt: &Attempt, outcome: &[u8
 fn record(row: &Row) -> Result<Record, PgError> {
     let (token, request) = (stored_token(row.try_get(0)?), row.try_get(1)?);
     Ok(Record { token, request, outcome: row.try_get(2)?, is_expired: row.try_get(3)? })
-}
-
-/// PostgreSQL multiplies intervals by floating-point numbers. Those of a year in milliseconds are exact.
-#[allow(clippy::cast_precision_loss, reason = "it is below 2^53")]
-fn milliseconds(keep: Duration) -> f64 {
-    keep.as_millis() as f64
 }
 
 /// The result of [`claim_in_postgres`].
@@ -166,7 +162,9 @@ impl FirstInPostgres {
         outcome: &[u8],
         keep: Duration,
     ) -> Result<(), tokio_postgres::Error> {
-        transaction.execute(KEEP, &[&self.key, &NO_TOKEN, &outcome, &milliseconds(keep)]).await?;
+        let keep_ms = milliseconds(keep);
+        let kept = [text(&self.key), big(&NO_TOKEN), bytes(&outcome), float(&keep_ms)];
+        transaction.execute_typed(KEEP, &kept).await?;
         Ok(())
     }
 }
@@ -196,15 +194,16 @@ pub async fn claim_in_postgres(
     key: &str,
 ) -> Result<PostgresClaim, tokio_postgres::Error> {
     let (no_request, keep_ms) = (None::<&[u8]>, milliseconds(super::KEEP));
+    let claim = [text(&key), big(&NO_TOKEN), bytes(&no_request), float(&keep_ms)];
     loop {
-        if transaction.execute(CLAIM, &[&key, &NO_TOKEN, &no_request, &keep_ms]).await? == 1 {
+        if transaction.execute_typed(CLAIM, &claim).await? == 1 {
             return Ok(PostgresClaim::First(FirstInPostgres { key: key.to_owned() }));
         }
-        let Some(row) = transaction.query_opt(LOCK, &[&key]).await? else { continue };
+        let Some(row) = transaction.query_typed_opt(LOCK, &[text(&key)]).await? else { continue };
         let record = record(&row)?;
         return Ok(match record.outcome {
             _ if record.is_expired => {
-                transaction.execute(TAKE_OVER, &[&key, &NO_TOKEN, &no_request, &keep_ms]).await?;
+                transaction.execute_typed(TAKE_OVER, &claim).await?;
                 PostgresClaim::First(FirstInPostgres { key: key.to_owned() })
             }
             Some(outcome) => PostgresClaim::Done(outcome),

@@ -41,13 +41,15 @@ mod sqlite;
 mod tests;
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use palisade_core::{BadNumber, Token};
 use tokio::time::{Instant, sleep};
 
 use super::random::up_to;
-use crate::{Error, ErrorKind, Misuse};
+use super::store::Sealed;
+use crate::{BootInstant, Error, ErrorKind, Misuse};
 
 #[cfg(feature = "postgres")]
 pub use postgres::SCHEMA as POSTGRES_SCHEMA;
@@ -166,6 +168,8 @@ pub enum Settle {
         /// Why its last attempt failed.
         reason: String,
     },
+    /// Deliver the job again, and do not count this attempt.
+    GiveBack,
     /// Give the worker this much time from now on.
     Extend(Duration),
 }
@@ -214,12 +218,6 @@ pub trait QueueStore: Sealed + Clone + Send + Sync {
     /// Removes a dead letter. Returns whether there was such a dead letter.
     fn discard(&self, queue: &str, id: JobId) -> impl Future<Output = Result<bool, Error>> + Send;
 }
-
-trait Sealed {}
-#[cfg(feature = "postgres")]
-impl Sealed for super::store::Postgres {}
-#[cfg(feature = "embedded")]
-impl Sealed for super::store::Sqlite {}
 
 /// A queue. Cheap to clone. See the [module](self).
 #[derive(Debug, Clone)]
@@ -378,8 +376,11 @@ impl<S: QueueStore> Queue<S> {
     /// An option is out of range; the store failed.
     pub async fn take(&self) -> Result<Option<Job<S>>, Error> {
         self.check(TAKE)?;
+        // Counted from before the request: the store may carry it out at once, and reply late.
+        let safe_until = BootInstant::now() + self.policy.visibility;
         let taken = self.store.take(&self.name, &self.policy).await?;
-        Ok(taken.map(|(delivery, payload)| Job { queue: self.clone(), delivery, payload }))
+        let safe_until_ns = AtomicU64::new(safe_until.as_ns());
+        Ok(taken.map(|(delivery, payload)| Job { queue: self.clone(), delivery, payload, safe_until_ns }))
     }
 
     /// Waits for a job. It polls: an empty queue is looked at after 20 ms, then less often, and at least once a second.
@@ -588,6 +589,7 @@ pub struct Job<S> {
     queue: Queue<S>,
     delivery: Delivery,
     payload: Vec<u8>,
+    safe_until_ns: AtomicU64,
 }
 
 impl<S: QueueStore> Job<S> {
@@ -615,6 +617,25 @@ impl<S: QueueStore> Job<S> {
     /// this key; tokens of different keys cannot be compared.
     pub fn token(&self) -> Token {
         self.delivery.token
+    }
+
+    /// Returns until when no other worker gets the job, if this process's clock and the store's run equally fast. [`Job::extend`]
+    /// makes it later.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use palisade::recipe::{queue::Queue, store::Sqlite};
+    /// # let store = Sqlite::open(":memory:").await?;
+    /// # let orders = Queue::new(&store, "orders");
+    /// # orders.push("customer/7", "ship").await?;
+    /// let job = orders.next().await?;
+    /// let first = job.safe_until();
+    /// job.extend().await?;
+    /// assert!(job.safe_until() > first);
+    /// # Ok(()) }
+    /// ```
+    pub fn safe_until(&self) -> BootInstant {
+        BootInstant::from_ns(self.safe_until_ns.load(Ordering::Relaxed))
     }
 
     /// Removes the job from the queue. The next job of its key is then due.
@@ -650,6 +671,30 @@ impl<S: QueueStore> Job<S> {
         self.settle(&settle).await
     }
 
+    /// Lets another worker have the job at once. This attempt does not count: for a worker that is stopped.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use palisade::recipe::{queue::Queue, store::Sqlite};
+    /// # let store = Sqlite::open(":memory:").await?;
+    /// # let orders = Queue::new(&store, "orders");
+    /// orders.push("customer/7", "ship").await?;
+    /// orders.next().await?.give_back().await?;
+    /// assert_eq!(orders.next().await?.attempt(), 1);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancellation
+    ///
+    /// When the future is dropped, the job is delivered again, at the latest when its visibility has passed.
+    ///
+    /// # Errors
+    ///
+    /// [`JobError::Stale`] if the job was delivered again. If the store fails, this is retried for some seconds.
+    pub async fn give_back(self) -> Result<(), JobError> {
+        self.settle(&Settle::GiveBack).await
+    }
+
     /// Gives this worker the whole visibility again, from now on.
     ///
     /// # Cancellation
@@ -660,8 +705,12 @@ impl<S: QueueStore> Job<S> {
     ///
     /// [`JobError::Stale`] if the job was delivered again.
     pub async fn extend(&self) -> Result<(), JobError> {
-        let extend = Settle::Extend(self.queue.policy.visibility);
-        self.outcome(self.queue.store.settle(&self.queue.name, &self.delivery, &extend).await?, false)
+        let visibility = self.queue.policy.visibility;
+        let safe_until = BootInstant::now() + visibility;
+        let extend = Settle::Extend(visibility);
+        self.outcome(self.queue.store.settle(&self.queue.name, &self.delivery, &extend).await?, false)?;
+        self.safe_until_ns.fetch_max(safe_until.as_ns(), Ordering::Relaxed);
+        Ok(())
     }
 
     /// Settles the delivery. The work is done, so this is retried while the store fails.

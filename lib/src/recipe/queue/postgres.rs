@@ -14,7 +14,7 @@ use tokio_postgres::{Client, Error as PgError, Row, Transaction};
 use super::rules::{Delivery, JobId, KeyState, Settled};
 use super::{Job, JobError, JobInfo, JobState, LIST, Listed, PUSH, Policy, Queue, QueueStore, SETTLE, Settle, TAKE};
 use crate::recipe::random::random;
-use crate::recipe::store::{Postgres, is_missing};
+use crate::recipe::store::{Postgres, big, float, is_missing, milliseconds, text};
 use crate::{Error, ErrorKind};
 
 /// The tables of the queues. A recipe creates them if they are missing and the role may do so.
@@ -87,6 +87,7 @@ const BLOCK_KEY: &str = "UPDATE palisade_queue_key SET job = NULL, due_at = 'inf
 const REMOVE_JOB: &str = "DELETE FROM palisade_queue_job WHERE id = $1";
 const KEEP_REASON: &str = "UPDATE palisade_queue_job SET reason = $2 WHERE id = $1";
 const BURY: &str = "UPDATE palisade_queue_job SET dead = $2, reason = coalesce($3, reason, $4) WHERE id = $1";
+const UNCOUNT: &str = "UPDATE palisade_queue_job SET attempt = attempt - 1 WHERE id = $1";
 const RETRY_LATER: &str = "UPDATE palisade_queue_key SET job = NULL,
     due_at = clock_timestamp() + $3 * interval '1 ms' WHERE queue = $1 AND key = $2";
 const EXTEND: &str = "UPDATE palisade_queue_key SET due_at = clock_timestamp() + $3 * interval '1 ms'
@@ -454,6 +455,11 @@ async fn settle(
             let later = [text(&queue), text(key), float(&after_ms)];
             transaction.execute_typed(RETRY_LATER, &later).await?;
         }
+        Settle::GiveBack => {
+            transaction.execute_typed(UNCOUNT, &[big(&id.0)]).await?;
+            let now = [text(&queue), text(key), float(&0.0)];
+            transaction.execute_typed(RETRY_LATER, &now).await?;
+        }
         Settle::Bury { is_blocking, reason } => {
             bury(transaction, queue, key, *id, *is_blocking, Some(reason)).await?;
         }
@@ -521,27 +527,6 @@ fn info(row: &Row) -> Result<JobInfo, PgError> {
 
 fn token(number: i64) -> Option<Token> {
     u64::try_from(number).ok().and_then(|number| Token::new(number).ok())
-}
-
-/// A parameter with its type. A statement with types needs one round trip instead of two.
-type Param<'a> = (&'a (dyn ToSql + Sync), Type);
-
-fn text<'a, T: ToSql + Sync>(value: &'a T) -> Param<'a> {
-    (value, Type::TEXT)
-}
-
-fn big(value: &i64) -> Param<'_> {
-    (value, Type::INT8)
-}
-
-fn float(value: &f64) -> Param<'_> {
-    (value, Type::FLOAT8)
-}
-
-/// PostgreSQL multiplies intervals by floating-point numbers. Those of a day in milliseconds are exact.
-#[allow(clippy::cast_precision_loss, reason = "it is below 2^53")]
-fn milliseconds(time: Duration) -> f64 {
-    time.as_millis() as f64
 }
 
 impl Queue<Postgres> {

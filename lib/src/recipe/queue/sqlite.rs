@@ -223,6 +223,10 @@ fn settle(connection: &Connection, queue: &str, delivery: &Delivery, how: &Settl
             connection.execute(sql, params![id.0, reason])?;
             later(", job = NULL", *after)?;
         }
+        Settle::GiveBack => {
+            connection.execute("UPDATE palisade_queue_job SET attempt = attempt - 1 WHERE id = ?1", [id.0])?;
+            later(", job = NULL", Duration::ZERO)?;
+        }
         Settle::Bury { is_blocking, reason } => bury(connection, queue, key, *id, *is_blocking, Some(reason))?,
         Settle::Extend(visibility) => later("", *visibility)?,
     }

@@ -23,11 +23,31 @@ pub use objects::Objects;
 #[cfg(feature = "postgres")]
 pub use postgres::Postgres;
 #[cfg(feature = "postgres")]
-pub(crate) use postgres::is_missing;
+pub(crate) use postgres::{big, bytes, float, is_missing, milliseconds, text};
 #[cfg(feature = "redis")]
 pub use redis::Redis;
 #[cfg(feature = "embedded")]
 pub use sqlite::Sqlite;
+
+/// Seals the traits of the recipes' stores: a recipe relies on more than their signatures say.
+#[cfg(any(
+    feature = "embedded",
+    feature = "mysql",
+    feature = "object-store",
+    feature = "postgres",
+    feature = "redis"
+))]
+pub(crate) trait Sealed {}
+#[cfg(feature = "mysql")]
+impl Sealed for Mysql {}
+#[cfg(feature = "object-store")]
+impl Sealed for Objects {}
+#[cfg(feature = "postgres")]
+impl Sealed for Postgres {}
+#[cfg(feature = "redis")]
+impl Sealed for Redis {}
+#[cfg(feature = "embedded")]
+impl Sealed for Sqlite {}
 
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 use crate::engine::remote::ConnectError;

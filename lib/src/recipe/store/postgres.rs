@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error as PgError};
 
 use super::{CONNECT, named, parse_url, within};
@@ -121,6 +122,31 @@ impl Postgres {
 /// Whether a table is missing.
 pub(crate) fn is_missing(error: &PgError) -> bool {
     error.code() == Some(&SqlState::UNDEFINED_TABLE)
+}
+
+/// A parameter with its type. A statement with types needs one round trip instead of two.
+pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
+
+pub(crate) fn text<T: ToSql + Sync>(value: &T) -> Param<'_> {
+    (value, Type::TEXT)
+}
+
+pub(crate) fn bytes<T: ToSql + Sync>(value: &T) -> Param<'_> {
+    (value, Type::BYTEA)
+}
+
+pub(crate) fn big(value: &i64) -> Param<'_> {
+    (value, Type::INT8)
+}
+
+pub(crate) fn float(value: &f64) -> Param<'_> {
+    (value, Type::FLOAT8)
+}
+
+/// PostgreSQL multiplies intervals by floating-point numbers. Those of a year in milliseconds are exact.
+#[allow(clippy::cast_precision_loss, reason = "it is below 2^53")]
+pub(crate) fn milliseconds(time: Duration) -> f64 {
+    time.as_millis() as f64
 }
 
 /// A connection of the pool. Dropped without [`keep`](Connection::keep), it is closed, because a transaction may be open.

@@ -41,6 +41,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::time::sleep;
 
 use super::random::{doubled, up_to};
+use super::store::Sealed;
 use crate::{Error, ErrorKind, Misuse};
 
 use envelope::{Envelope, Happened, History, Unconfirmed, Writer};
@@ -117,16 +118,6 @@ pub trait VersionedStore: Sealed + Clone + Send + Sync {
         expected: Option<&Condition>,
     ) -> impl Future<Output = Result<Option<Condition>, Error>> + Send;
 }
-
-trait Sealed {}
-#[cfg(feature = "object-store")]
-impl Sealed for super::store::Objects {}
-#[cfg(feature = "postgres")]
-impl Sealed for super::store::Postgres {}
-#[cfg(feature = "redis")]
-impl Sealed for super::store::Redis {}
-#[cfg(feature = "embedded")]
-impl Sealed for super::store::Sqlite {}
 
 /// A value in a store. Cheap to clone. See the [module](self).
 #[derive(Debug)]

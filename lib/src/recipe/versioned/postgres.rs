@@ -1,10 +1,8 @@
 //! Values in PostgreSQL. Each call is one statement and one round trip.
 
-use tokio_postgres::types::{ToSql, Type};
-
 use super::{Condition, LOAD, STORE, VersionedStore};
 use crate::Error;
-use crate::recipe::store::{Postgres, is_missing};
+use crate::recipe::store::{Postgres, bytes, is_missing, text};
 
 /// The table of the values. A recipe creates it if it is missing and the role may do so.
 pub const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS palisade_versioned (
@@ -24,7 +22,7 @@ impl VersionedStore for Postgres {
 
     async fn get(&self, name: &str) -> Result<Option<(Vec<u8>, Condition)>, Error> {
         let connection = self.connection(LOAD, name).await?;
-        let found = connection.query_typed_opt(GET, &[(&name, Type::TEXT)]).await;
+        let found = connection.query_typed_opt(GET, &[text(&name)]).await;
         connection.keep();
         let found = found.and_then(|row| match row {
             Some(row) => Ok(Some((row.try_get(0)?, Condition::of(row.try_get(1)?)))),
@@ -39,18 +37,17 @@ impl VersionedStore for Postgres {
     async fn put(
         &self,
         name: &str,
-        bytes: &[u8],
+        value: &[u8],
         write: &str,
         expected: Option<&Condition>,
     ) -> Result<Option<Condition>, Error> {
         let connection = self.connection(STORE, name).await?;
         let replaced;
-        let mut params: Vec<(&(dyn ToSql + Sync), Type)> =
-            vec![(&name, Type::TEXT), (&write, Type::TEXT), (&bytes, Type::BYTEA)];
+        let mut params = vec![text(&name), text(&write), bytes(&value)];
         let sql = match expected {
             Some(expected) => {
                 replaced = expected.write();
-                params.push((&replaced, Type::TEXT));
+                params.push(text(&replaced));
                 REPLACE
             }
             None => CREATE,
