@@ -1,21 +1,32 @@
 //! What the recipes cost beside doing without: `scripts/bench recipes`.
 //!
-//! On one PostgreSQL that flushes each commit. `PALISADE_BENCH_SECONDS` sets the length of a sample.
+//! On one PostgreSQL that flushes each commit, one Redis that flushes each write, and one `palisade serve`. `PALISADE_BENCH_SECONDS` sets the length of a sample.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
+mod cache;
+mod once;
 mod queue;
 mod versioned;
 
 use std::time::{Duration, Instant};
 
-use palisade_testbench::servers::Postgres;
+use palisade_testbench::servers::{Postgres, Redis, Service};
 
 fn main() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Postgres::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
+    let [postgres, redis, service] = ["postgres", "redis", "service"].map(|name| {
+        let folder = folder.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        folder
+    });
+    let server = Postgres::start(&postgres).unwrap_or_else(|absent| panic!("{absent}"));
+    let redis = Redis::start(&redis, "always").unwrap_or_else(|absent| panic!("{absent}"));
+    let service = Service::start(env!("CARGO_BIN_EXE_serve"), &service).unwrap_or_else(|absent| panic!("{absent}"));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
+        once::measure(&server.url(), &service).await;
+        cache::measure(&redis.url(), &service).await;
         versioned::measure(&server.url()).await;
         queue::measure(&server.url()).await;
     });

@@ -53,7 +53,7 @@ pub(super) async fn measure(url: &str) {
     }
 }
 
-async fn plain(url: &str) -> tokio_postgres::Client {
+pub(super) async fn plain(url: &str) -> tokio_postgres::Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     // It ends with the client.
     drop(tokio::spawn(connection));
