@@ -17,6 +17,8 @@ use crate::outcome::{Failure, say};
 pub(crate) struct Settings {
     /// The engine's URL. It may contain a secret, so messages use [`Settings::redacted_url`].
     pub(crate) url: String,
+    /// Whether an option, the environment or the configuration file names the URL.
+    pub(crate) has_url: bool,
     /// The session's TTL; `None` for the library's default.
     pub(crate) ttl: Option<Duration>,
     /// The holder's name that other clients see, before host and pid.
@@ -45,8 +47,10 @@ impl Settings {
         let ttl = file.ttl.as_deref().map(crate::text::parse_ttl).transpose();
         let ttl = ttl.map_err(|bad| Failure::Misuse(format!("the configuration file's ttl: {bad}")))?;
         // clap has already read the environment.
-        let url = global.url.clone().or(file.url).unwrap_or_else(|| DEFAULT_URL.to_owned());
-        let settings = Settings { url, ttl, label: file.label };
+        let url = global.url.clone().or(file.url);
+        let has_url = url.is_some();
+        let url = url.unwrap_or_else(|| DEFAULT_URL.to_owned());
+        let settings = Settings { url, has_url, ttl, label: file.label };
         if let Some(file) = settings.default_file().filter(|file| is_private(file) && !file.exists()) {
             say(&format!(
                 "the locks are in {}, which other users of this host do not share; {SHARE}",
@@ -54,11 +58,6 @@ impl Settings {
             ));
         }
         Ok(settings)
-    }
-
-    /// Whether the locks are in the default file of this host.
-    pub(crate) fn is_default_url(&self) -> bool {
-        self.url == DEFAULT_URL
     }
 
     /// Returns the engine's URL without its secret, if an option, the environment or the configuration file names one.

@@ -140,6 +140,31 @@ fn misuse_exits_64_and_runs_nothing() {
     insta::assert_snapshot!("once-misuse", sandbox.redacted(&output, sandbox::Numbers::Kept));
 }
 
+/// Two hosts that share only the locks, or only the records, would both do the work.
+#[test]
+fn locks_and_records_must_be_shared_by_the_same_hosts() {
+    let sandbox = Sandbox::new();
+    let run = |args: &[&str]| {
+        let args = [args, &["key", "--", "touch", "ran"]].concat();
+        sandbox.output(&sandbox.command(&args).env_remove("PALISADE_URL").output().unwrap())
+    };
+    let only_locks = run(&["--url", "palisade://127.0.0.1:1", "once"]);
+    assert!(only_locks.code == Some(64) && only_locks.err.contains("--store"), "{only_locks:?}");
+    let only_records = run(&["once", "--store", "redis://127.0.0.1:1"]);
+    assert!(only_records.code == Some(64) && only_records.err.contains("--url"), "{only_records:?}");
+    // These are accepted, and then cannot be reached.
+    let postgres = "postgres://app@127.0.0.1:1/shop";
+    for args in [
+        &["--url", "embedded:", "once", "--store", "redis://127.0.0.1:1"][..],
+        &["once", "--store", postgres],
+        &["--url", postgres, "once"],
+    ] {
+        let both = run(args);
+        assert_eq!(both.code, Some(69), "{both:?}");
+    }
+    assert!(!sandbox.path().join("ran").exists() && !sandbox.path().join(".local/state/palisade").exists());
+}
+
 /// A record of work that is under way outlives `--keep`: the next call must learn of it.
 #[test]
 fn a_short_keep_does_not_forget_work_that_is_under_way() {

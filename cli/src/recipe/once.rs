@@ -34,8 +34,8 @@ is kept, and the next call runs it again. A call that comes meanwhile waits.
 The command gets PALISADE_ONCE_KEY; pass it on if the other side accepts idempotency keys. PALISADE_ONCE_PREVIOUS is set if an \
 earlier attempt began and did not succeed: ask the other side before doing it again. It also gets what `palisade run` gives.
 
-Callers on several hosts must share both the store (--store) and the locks (--url). With --store postgres: or mysql: and no --url the \
-locks are in that database too.
+Callers on several hosts must share both the records (--store) and the locks (--url). If only one of them is given and is postgres: or \
+mysql:, that database has both. If the worker is killed, the next call waits until the worker's session has ended (--ttl).
 
 Exit codes: as `palisade run`, and 76 if another call has taken over meanwhile, so that the output was refused.";
 
@@ -69,7 +69,6 @@ pub(crate) struct Options {
 /// Prints the kept output, or runs the command and keeps its output.
 pub(crate) async fn run(options: &Options, settings: &Settings, verbose: u8) -> Result<(), Failure> {
     let Options { key, keep, store, .. } = options;
-    let settings = &store.settings(settings);
     match LockName::new(&lock_name(key)) {
         Err(bad) => return Err(Failure::Misuse(format!("'{}' cannot be a key: {bad}", plain(key)))),
         Ok(_) if key.is_empty() => return Err(Failure::Misuse("the key must not be empty".to_owned())),
@@ -79,6 +78,7 @@ pub(crate) async fn run(options: &Options, settings: &Settings, verbose: u8) -> 
     if keep.is_zero() || keep > MAX_KEEP {
         return Err(Failure::Misuse("--keep must be above 0 and at most 366d".to_owned()));
     }
+    let (store, settings) = &store.with_locks(settings)?;
     match store.url()? {
         StoreUrl::Mysql(url) => run_on(&Mysql::connect(url).await?, options, keep, settings, verbose).await,
         StoreUrl::Postgres(url) => run_on(&Postgres::connect(url).await?, options, keep, settings, verbose).await,

@@ -51,16 +51,32 @@ impl StoreArgs {
         })
     }
 
-    /// Returns the settings with the locks beside the records, if these are in a database that other hosts reach and no setting says
-    /// where the locks are. Locks of this host alone would not exclude the callers on others.
-    pub(crate) fn settings(&self, settings: &Settings) -> Settings {
-        let is_shared = |url: &&str| {
-            let scheme = url.split(':').next().unwrap_or_default();
-            ["postgres", "postgresql", "mysql"].contains(&scheme)
-        };
-        match self.store.as_deref().filter(is_shared) {
-            Some(url) if settings.is_default_url() => Settings { url: url.to_owned(), ..settings.clone() },
-            _ => settings.clone(),
+    /// Returns the store and the settings with which all callers that share the one share the other too. With a database that has
+    /// both, one of them is enough.
+    ///
+    /// # Errors
+    ///
+    /// Other hosts reach only one of them. Each host would then do the work for itself.
+    pub(crate) fn with_locks(&self, settings: &Settings) -> Result<(StoreArgs, Settings), Failure> {
+        let scheme = |url: &str| url.split(':').next().unwrap_or_default().to_owned();
+        let has_both = |url: &str| ["postgres", "postgresql", "mysql"].contains(&scheme(url).as_str());
+        let refuse = |what: &str| Err(Failure::Misuse(what.to_owned()));
+        match (&self.store, settings.has_url) {
+            (Some(store), false) if has_both(store) => {
+                Ok((self.clone(), Settings { url: store.clone(), has_url: true, ..settings.clone() }))
+            }
+            (Some(store), false) if scheme(store).starts_with("redis") => refuse(
+                "other hosts reach the records in redis:, but not the locks, which are in a file of this host; name an engine that all \
+                 callers share with --url, or --url embedded: if all of them are on this host",
+            ),
+            (None, true) if has_both(&settings.url) => {
+                Ok((StoreArgs { store: Some(settings.url.clone()) }, settings.clone()))
+            }
+            (None, true) if scheme(&settings.url) != "embedded" => refuse(
+                "other hosts reach the locks, but not the records, which are in a file of this user; name a database that all callers \
+                 share with --store, or a file with --store sqlite:///path/file.db if all of them are on this host",
+            ),
+            _ => Ok((self.clone(), settings.clone())),
         }
     }
 }
