@@ -10,7 +10,7 @@ use tracing_subscriber::EnvFilter;
 
 /// Parses a time like `30s`, `5m` or `1h 30m`.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
-    let example = "a time looks like 500ms, 30s, 5m or 1h30m";
+    let example = "a time looks like 500ms, 30s, 5m, 1h30m or 7d";
     match humantime::parse_duration(text) {
         Ok(time) => Ok(time),
         Err(_) if text.trim().parse::<f64>().is_ok() => {

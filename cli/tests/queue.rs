@@ -232,7 +232,27 @@ fn a_worker_whose_command_is_not_found_stops() {
     let output = queue(&sandbox, &["work", "orders", "--drain", "--attempts", "1", "--", "/no/such/command"]);
     assert_eq!(output.code, Some(127));
     assert!(output.err.contains("this worker stops"), "{}", output.err);
-    let listed = queue(&sandbox, &["ls", "orders", "--json"]);
-    assert!(listed.err.contains("there are dead letters"), "{}", listed.err);
-    assert!(listed.out.contains("waiting"), "the other job is left: {}", listed.out);
+    drain(&sandbox, &["--attempts", "1"], "echo $PALISADE_JOB_ATTEMPT >>done");
+    assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "1\n1\n", "no attempt was used up");
+}
+
+#[test]
+fn the_payload_of_a_dead_letter_can_be_seen() {
+    let sandbox = Sandbox::new();
+    let id = push(&sandbox, "a", "ship 42");
+    drain(&sandbox, &["--attempts", "1"], "exit 3");
+    assert_eq!(queue(&sandbox, &["show", "orders", &id]).out, "ship 42");
+    let gone = queue(&sandbox, &["show", "orders", "7"]);
+    assert!(gone.code == Some(64) && gone.err.contains("palisade queue ls orders"), "{gone:?}");
+}
+
+#[test]
+fn a_verbose_worker_says_what_it_does() {
+    let sandbox = Sandbox::new();
+    push(&sandbox, "a", "1");
+    let worked = queue(&sandbox, &["work", "orders", "--drain", "-v", "--", "true"]);
+    assert_eq!(
+        worked.err,
+        "palisade: running job 1 of 'a' with token 1, attempt 1\npalisade: job 1 of 'a' is done\n"
+    );
 }

@@ -14,7 +14,7 @@ use palisade::recipe::store::{Postgres, Sqlite};
 use super::store::{StoreArgs, StoreUrl};
 use crate::args::Global;
 use crate::outcome::{Failure, unless_closed};
-use crate::text::parse_time;
+use crate::text::{parse_time, plain};
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -49,6 +49,11 @@ Examples:
   palisade queue ls orders
   palisade queue ls orders --dead --json";
 
+const SHOW_EXAMPLES: &str = "\
+Examples:
+  palisade queue show orders 17
+  palisade queue show orders 17 >job.json    # repair it, push it, drop 17";
+
 const DEAD_EXAMPLES: &str = "\
 Examples:
   palisade queue retry orders 17
@@ -72,6 +77,10 @@ pub(crate) enum Command {
     /// List the jobs, or the dead letters
     #[command(after_help = LS_EXAMPLES)]
     Ls(list::Options),
+
+    /// Print the payload of a job or a dead letter
+    #[command(after_help = SHOW_EXAMPLES)]
+    Show(Show),
 
     /// Make dead letters jobs again, in their old places
     #[command(after_help = DEAD_EXAMPLES)]
@@ -105,6 +114,21 @@ pub(crate) struct Push {
     store: StoreArgs,
 }
 
+/// The options of `palisade queue show`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Show {
+    /// The queue
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// The number of the job
+    #[arg(value_name = "ID", value_parser = parse_id)]
+    id: JobId,
+
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
 /// The options of `palisade queue retry` and `drop`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Dead {
@@ -131,22 +155,24 @@ pub(crate) async fn run(command: &Command, global: &Global) -> Result<(), Failur
         Command::Push(options) => &options.store,
         Command::Work(options) => &options.store,
         Command::Ls(options) => &options.store,
+        Command::Show(options) => &options.store,
         Command::Retry(options) | Command::Drop(options) => &options.store,
     };
     match store.url()? {
-        StoreUrl::Postgres(url) => run_on(command, &Postgres::connect(url).await?).await,
-        StoreUrl::Sqlite(file) => run_on(command, &Sqlite::open(file).await?).await,
+        StoreUrl::Postgres(url) => run_on(command, &Postgres::connect(url).await?, global.verbose).await,
+        StoreUrl::Sqlite(file) => run_on(command, &Sqlite::open(file).await?, global.verbose).await,
         StoreUrl::Mysql(_) | StoreUrl::Redis(_) => {
             Err(Failure::Misuse("a queue cannot be kept in mysql: or redis:; use postgres: or sqlite:".to_owned()))
         }
     }
 }
 
-async fn run_on<S: QueueStore>(command: &Command, store: &S) -> Result<(), Failure> {
+async fn run_on<S: QueueStore>(command: &Command, store: &S, verbose: u8) -> Result<(), Failure> {
     match command {
         Command::Push(options) => push(options, store).await,
-        Command::Work(options) => work::run(options, store).await,
+        Command::Work(options) => work::run(options, store, verbose).await,
         Command::Ls(options) => list::run(options, store).await,
+        Command::Show(options) => show(options, store).await,
         Command::Retry(options) => {
             let queue = Queue::new(store, options.name.as_str());
             for id in &options.ids {
@@ -182,13 +208,27 @@ async fn push<S: QueueStore>(options: &Push, store: &S) -> Result<(), Failure> {
     unless_closed(writeln!(std::io::stdout(), "{id}"))
 }
 
+async fn show<S: QueueStore>(options: &Show, store: &S) -> Result<(), Failure> {
+    let Show { name, id, .. } = options;
+    match Queue::new(store, name.as_str()).payload(*id).await? {
+        Some(payload) => {
+            let mut out = std::io::stdout().lock();
+            unless_closed(out.write_all(&payload).and_then(|()| out.flush()))
+        }
+        None => Err(Failure::Misuse(format!(
+            "the queue '{name}' has no job {id}; `palisade queue ls {name}` lists them, and with --dead the dead letters",
+            name = plain(name)
+        ))),
+    }
+}
+
 fn must_exist(existed: bool, id: JobId, queue: &str) -> Result<(), Failure> {
     match existed {
         true => Ok(()),
         false => {
-            let queue = queue.escape_debug();
+            let queue = plain(queue);
             Err(Failure::Misuse(format!(
-                "the queue '{queue}' has no dead letter {id}; `palisade queue ls --dead` lists them"
+                "the queue '{queue}' has no dead letter {id}; `palisade queue ls {queue} --dead` lists them"
             )))
         }
     }

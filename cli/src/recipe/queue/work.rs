@@ -62,7 +62,7 @@ pub(crate) struct Options {
 }
 
 /// Runs the command for one job after the other.
-pub(super) async fn run<S: QueueStore>(options: &Options, store: &S) -> Result<(), Failure> {
+pub(super) async fn run<S: QueueStore>(options: &Options, store: &S, verbose: u8) -> Result<(), Failure> {
     let mut queue =
         Queue::new(store, options.name.as_str()).visibility(options.visibility).attempts(options.attempts);
     if options.dangerous_continue_after_dead_letters {
@@ -95,7 +95,7 @@ pub(super) async fn run<S: QueueStore>(options: &Options, store: &S) -> Result<(
             }
             Err(error) => return Err(error.into()),
         };
-        if let Some(stop) = work(options, job, &mut signals).await? {
+        if let Some(stop) = work(options, job, &mut signals, verbose).await? {
             return Err(Failure::Exit(stop.exit_code()));
         }
     }
@@ -106,6 +106,7 @@ async fn work<S: QueueStore>(
     options: &Options,
     job: Job<S>,
     signals: &mut Signals,
+    verbose: u8,
 ) -> Result<Option<StopSignal>, Failure> {
     let mut command = match start(options, &job) {
         Ok(command) => command,
@@ -114,6 +115,10 @@ async fn work<S: QueueStore>(
             return Err(error.into());
         }
     };
+    if verbose > 0 {
+        let (id, key, token) = (job.id(), plain(job.key()), job.token());
+        say(&format!("running job {id} of '{key}' with token {token}, attempt {}", job.attempt()));
+    }
     let kill_at = |job: &Job<S>| Some(kill_time(job.safe_until(), options.visibility));
     command.set_deadlines(None, kill_at(&job)).await;
     let (mut stop, mut stale) = (None, None);
@@ -149,16 +154,27 @@ async fn work<S: QueueStore>(
         say(&format!("{error}; its command was killed"));
         return Ok(stop);
     }
-    let key = plain(job.key());
+    let (id, attempt, key) = (job.id(), job.attempt(), plain(job.key()));
     if ended.by_warden {
         say(&format!("the job of '{key}' could not be extended in time, and its command was killed"));
         return Ok(stop);
     }
     if ended.code == 0 {
         settled(job.done().await)?;
+        if verbose > 0 {
+            say(&format!("job {id} of '{key}' is done"));
+        }
         return Ok(stop);
     }
-    let (id, attempt, why) = (job.id(), job.attempt(), format!("exit code {}", ended.code));
+    let why = format!("exit code {}", ended.code);
+    if let CANNOT_EXECUTE | NOT_FOUND = ended.code {
+        // It would fail for every job, and make all of them dead letters.
+        settled(job.give_back().await)?;
+        say(&format!(
+            "the command cannot be run ({why}), so this worker stops; job {id} of '{key}' is left to others"
+        ));
+        return Err(Failure::Exit(ended.code));
+    }
     if stop.is_some() {
         settled(job.give_back().await)?;
         say(&format!("job {id} of '{key}' was stopped ({why}); another worker gets it"));
@@ -170,14 +186,7 @@ async fn work<S: QueueStore>(
     };
     settled(job.fail(why.clone()).await)?;
     say(&format!("job {id} of '{key}' failed in attempt {attempt} of {}: {why}; {then}", options.attempts));
-    match ended.code {
-        // It would fail for every job, and make all of them dead letters.
-        code @ (CANNOT_EXECUTE | NOT_FOUND) => {
-            say("the command cannot be run, so this worker stops");
-            Err(Failure::Exit(code))
-        }
-        _ => Ok(None),
-    }
+    Ok(None)
 }
 
 /// A request to extend a job.

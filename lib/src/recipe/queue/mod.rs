@@ -212,6 +212,9 @@ pub trait QueueStore: Sealed + Clone + Send + Sync {
         limit: u32,
     ) -> impl Future<Output = Result<Vec<JobInfo>, Error>> + Send;
 
+    /// Returns the payload of a job or a dead letter; `None` if the queue has no such job.
+    fn payload(&self, queue: &str, id: JobId) -> impl Future<Output = Result<Option<Vec<u8>>, Error>> + Send;
+
     /// Makes a dead letter a job again, with all its attempts. Returns whether there was such a dead letter.
     fn retry(&self, queue: &str, id: JobId) -> impl Future<Output = Result<bool, Error>> + Send;
 
@@ -473,6 +476,26 @@ impl<S: QueueStore> Queue<S> {
         self.store.list(&self.name, Listed::Dead, limit).await
     }
 
+    /// Returns the payload of a job or a dead letter; `None` if the queue has no such job.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use palisade::recipe::{queue::Queue, store::Sqlite};
+    /// # let store = Sqlite::open(":memory:").await?;
+    /// # let orders = Queue::new(&store, "orders");
+    /// let id = orders.push("customer/7", "ship").await?;
+    /// assert_eq!(orders.payload(id).await?.as_deref(), Some(&b"ship"[..]));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The store failed.
+    pub async fn payload(&self, id: JobId) -> Result<Option<Vec<u8>>, Error> {
+        self.check(LIST)?;
+        self.store.payload(&self.name, id).await
+    }
+
     /// Makes a dead letter a job again, in its old place and with all its attempts. Returns whether there was such a dead letter.
     ///
     /// # Cancellation
@@ -550,7 +573,8 @@ impl<S: QueueStore> Queue<S> {
 
     fn full(&self, key: &str) -> Error {
         let depth = self.policy.max_depth.unwrap_or_default();
-        let what = format!("the queue has {depth} jobs, which is its bound; push '{}' later", key.escape_debug());
+        let key = key.escape_debug();
+        let what = format!("the queue has reached its bound, {depth} jobs; push the job of '{key}' later");
         let kind = ErrorKind::Outage { what, may_have_taken_effect: false, is_retryable: true, source: None };
         Error::new(kind, S::NAME, PUSH).on(&self.name)
     }

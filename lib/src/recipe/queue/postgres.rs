@@ -84,6 +84,7 @@ const FREE_KEY: &str = "UPDATE palisade_queue_key k SET job = NULL, due_at = CAS
         ELSE clock_timestamp() + $4 * interval '1 ms' END
     WHERE queue = $1 AND key = $2";
 const BLOCK_KEY: &str = "UPDATE palisade_queue_key SET job = NULL, due_at = 'infinity' WHERE queue = $1 AND key = $2";
+const PAYLOAD: &str = "SELECT payload FROM palisade_queue_job WHERE queue = $1 AND id = $2";
 const REMOVE_JOB: &str = "DELETE FROM palisade_queue_job WHERE id = $1";
 const KEEP_REASON: &str = "UPDATE palisade_queue_job SET reason = $2 WHERE id = $1";
 const BURY: &str = "UPDATE palisade_queue_job SET dead = $2, reason = coalesce($3, reason, $4) WHERE id = $1";
@@ -144,6 +145,10 @@ impl QueueStore for Postgres {
 
     async fn list(&self, queue: &str, listed: Listed, limit: u32) -> Result<Vec<JobInfo>, Error> {
         self.transact((LIST, queue), Missing::Empty, &List { queue, listed, limit }).await
+    }
+
+    async fn payload(&self, queue: &str, id: JobId) -> Result<Option<Vec<u8>>, Error> {
+        self.transact((LIST, queue), Missing::Empty, &Payload { queue, id }).await
     }
 
     async fn retry(&self, queue: &str, id: JobId) -> Result<bool, Error> {
@@ -314,6 +319,24 @@ impl Work for Retry<'_> {
 
     fn of_nothing(&self) -> Option<bool> {
         Some(false)
+    }
+}
+
+struct Payload<'a> {
+    queue: &'a str,
+    id: JobId,
+}
+
+impl Work for Payload<'_> {
+    type Output = Option<Vec<u8>>;
+
+    async fn run(&self, transaction: &Transaction<'_>) -> Result<Option<Vec<u8>>, PgError> {
+        let found = transaction.query_typed_opt(PAYLOAD, &[text(&self.queue), big(&self.id.0)]).await?;
+        found.map(|row| row.try_get(0)).transpose()
+    }
+
+    fn of_nothing(&self) -> Option<Option<Vec<u8>>> {
+        Some(None)
     }
 }
 

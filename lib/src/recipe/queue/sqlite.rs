@@ -97,6 +97,15 @@ impl QueueStore for Sqlite {
         self.write((LIST, queue), SCHEMA, move |transaction| list(transaction, &name, listed, limit)).await
     }
 
+    async fn payload(&self, queue: &str, id: JobId) -> Result<Option<Vec<u8>>, Error> {
+        let name = queue.to_owned();
+        let payload = move |transaction: &Transaction<'_>| {
+            let sql = "SELECT payload FROM palisade_queue_job WHERE queue = ?1 AND id = ?2";
+            transaction.query_row(sql, params![name, id.0], |row| row.get(0)).optional()
+        };
+        self.write((LIST, queue), SCHEMA, payload).await
+    }
+
     async fn retry(&self, queue: &str, id: JobId) -> Result<bool, Error> {
         let name = queue.to_owned();
         let retry = move |transaction: &Transaction<'_>| {
