@@ -15,6 +15,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   palisade engine postgres schema                # read it
   palisade engine postgres schema | psql shop    # install or upgrade it
+  palisade engine postgres recipes | psql shop   # the tables of the recipes
   palisade engine mysql schema | mysql shop
   palisade engine redis functions | redis-cli -x FUNCTION LOAD REPLACE
 

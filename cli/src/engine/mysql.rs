@@ -2,6 +2,7 @@
 
 use clap::Subcommand;
 use palisade::engine::mysql::SCHEMA;
+use palisade::recipe::once::MYSQL_SCHEMA;
 
 use super::print;
 use crate::outcome::Failure;
@@ -15,11 +16,17 @@ pub(crate) enum Command {
     /// connected: it upgrades older versions and loses nothing. A user that may only use the locks needs EXECUTE on
     /// the database, and SELECT on the tables; with UPDATE on palisade_lock it is faster.
     Schema,
+
+    /// Print the table of the recipe once, as SQL for the shells mysql and mariadb
+    ///
+    /// The recipe creates it itself if its user may. docs/recipes/README.md has the grant for a user that may not.
+    Recipes,
 }
 
 /// Prints the SQL.
 pub(super) fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Schema => print(SCHEMA),
+        Command::Recipes => print(&format!("{MYSQL_SCHEMA};\n")),
     }
 }

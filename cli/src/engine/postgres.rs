@@ -2,6 +2,7 @@
 
 use clap::Subcommand;
 use palisade::engine::postgres::SCHEMA;
+use palisade::recipe::{once, queue, versioned};
 
 use super::print;
 use crate::outcome::Failure;
@@ -15,11 +16,20 @@ pub(crate) enum Command {
     /// connected: it upgrades older versions and loses nothing. SELECT palisade.allow('role') afterwards lets a role use
     /// the locks.
     Schema,
+
+    /// Print the tables of the recipes: once, queue and versioned, as SQL for psql
+    ///
+    /// A recipe creates its tables itself if its role may. docs/recipes/README.md has the grants for a role that may not.
+    Recipes,
 }
 
 /// Prints the SQL.
 pub(super) fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Schema => print(SCHEMA),
+        Command::Recipes => {
+            let tables = [once::POSTGRES_SCHEMA, queue::POSTGRES_SCHEMA, versioned::POSTGRES_SCHEMA];
+            print(&format!("{}\n", tables.join("\n")))
+        }
     }
 }

@@ -48,6 +48,8 @@ use crate::engine::{Guarantees, Level};
 use crate::guard::LockGuard;
 use crate::{Error, ErrorKind, Lock, Misuse, Palisade, error};
 
+#[cfg(feature = "mysql")]
+pub use mysql::SCHEMA as MYSQL_SCHEMA;
 #[cfg(feature = "postgres")]
 pub use postgres::{FirstInPostgres, PostgresClaim, SCHEMA as POSTGRES_SCHEMA, claim_in_postgres};
 pub use record::{Begun, Finished, Record};

@@ -10,8 +10,10 @@ use super::{Attempt, Begun, Finished, OnceStore, Record};
 use crate::Error;
 use crate::recipe::store::{Mysql, is_contention, is_missing_in_mysql};
 
+/// The table of the records. A recipe creates it if it is missing and the user may do so.
+///
 /// Keys are compared byte by byte, in every collation of the database.
-const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS palisade_once (
+pub const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS palisade_once (
     `key` VARBINARY(1024) PRIMARY KEY,
     token BIGINT NOT NULL,
     request VARBINARY(1024),

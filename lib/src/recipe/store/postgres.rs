@@ -107,7 +107,12 @@ impl Postgres {
         let peer = self.0.config.peer();
         let kind = match error.code() {
             Some(code) if *code == SqlState::INSUFFICIENT_PRIVILEGE => {
-                ErrorKind::Denied { what: format!("{peer}: {}", error::message(&error)) }
+                let what = format!(
+                    "{peer}: {}. A role that may create tables can prepare them with `palisade engine postgres recipes`, and grant \
+                     their use (docs/recipes/README.md)",
+                    error::message(&error)
+                );
+                ErrorKind::Denied { what }
             }
             code => {
                 let is_answer =
