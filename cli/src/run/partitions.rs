@@ -36,6 +36,9 @@ Exit codes: the command's, if it ends by itself; 128+N if signal N ended it, or 
 /// How long to wait for more changes before the command is started or restarted.
 const SETTLE: Duration = Duration::from_millis(200);
 
+/// How often to look whether all partitions have room.
+const ROOM_CHECK: Duration = Duration::from_secs(1);
+
 /// The options of `palisade partitions`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -171,6 +174,7 @@ impl Host {
                     settled_at = Instant::now() + SETTLE;
                 }
                 () = sleep_until(settled_at), if has_any => return Ok(()),
+                () = tokio::time::sleep(ROOM_CHECK), if !has_any => self.report_room(),
             }
         }
     }
@@ -215,6 +219,10 @@ impl Host {
                     Urgency::Lost => BootInstant::now(),
                 },
                 () = settled => BootInstant::now() + self.grace,
+                () = tokio::time::sleep(ROOM_CHECK) => {
+                    self.report_room();
+                    continue;
+                }
             };
             if before.is_none_or(|before| kill_by < before) {
                 return Ok(kill_by);

@@ -1,10 +1,11 @@
 //! `palisade partitions`: hosts that share partitions, each with a command for its own.
 
 use std::collections::BTreeSet;
+use std::fs;
 
 use rustix::process::Signal;
 
-use crate::fixture::{ALONE, Fixture, Running};
+use crate::fixture::{ALONE, Fixture, Running, until};
 
 /// Prints the partitions when it starts and when it gets TERM.
 const WORKER: &str = r#"
@@ -70,6 +71,23 @@ fn a_capacity_bounds_what_a_host_owns() {
     let fixture = Fixture::new();
     let mut host = host(&fixture, &["orders", "4", "--capacity", "3"], WORKER);
     until_owned(&mut host, 3);
+}
+
+/// The member with the most room leaves. The command of the other one need not be restarted for that.
+#[test]
+fn a_host_says_when_partitions_have_no_owner() {
+    let fixture = Fixture::new();
+    let said = fixture.file("said");
+    let mut large = host(&fixture, &["orders", "4"], WORKER);
+    until_owned(&mut large, 4);
+    let command = fixture.command(&["partitions", "orders", "4", "--capacity", "1", "--", "sh", "-c", WORKER]);
+    let mut small = Running::with_errors(command, fs::File::create(&said).expect("a file"));
+    until_owned(&mut small, 1);
+    large.signal(Signal::TERM);
+    until(|| fixture.read("said").contains("3 partitions of 'orders' have no owner"));
+    let mut again = host(&fixture, &["orders", "4"], WORKER);
+    until_owned(&mut again, 3);
+    until(|| fixture.read("said").contains("have room again"));
 }
 
 #[test]
