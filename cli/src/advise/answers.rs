@@ -106,7 +106,9 @@ impl Question {
         match self {
             Self::IfTwoHold => "What if two processes do it at once?",
             Self::Work => "What kind of work is it?",
-            Self::CanAssign => "Can a broker or a fixed plan give each key (customer, shard, topic) to one process?",
+            Self::CanAssign => {
+                "Can each key (customer, shard, topic) have one process at a time that does all its work?"
+            }
             Self::WritesTo => "Where does the result end up?",
             Self::Conflicts => "How often do two of them want the same thing at the same time?",
             Self::OneTransaction => {

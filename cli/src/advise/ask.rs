@@ -95,7 +95,7 @@ mod tests {
             1  wasted-work  Some work is done twice; the result is still right\n  \
             2  damage       Data is corrupted, an update is lost, a card is charged twice\n> ";
         assert_eq!(answer(Question::IfTwoHold, "1\n").1, choices);
-        let twice = "\nCan a broker or a fixed plan give each key (customer, shard, topic) to one process?\n  \
+        let twice = "\nCan each key (customer, shard, topic) have one process at a time that does all its work?\n  \
             1  yes\n  \
             2  no\n\
             > Please type a number from 1 to 2, or one of the words.\n> ";

@@ -150,7 +150,10 @@ static EFFICIENCY_LOCK: Recipe = Recipe {
         "Run the work under a lock of Palisade, and declare that two holders would only waste work: --efficiency, or \
          .efficiency() in Rust. Any engine will do: embedded: on one host, and on several whatever you already run, such \
          as redis://, postgres:// or mysql://.",
-        "If you do not get it, skip the work (--no-wait). Another process does it.",
+        "If you do not get it, skip the work (--no-wait). Another process does it. A job on a schedule that every host starts needs \
+         --every as well: otherwise the second host runs it when the first has finished.",
+        "If the work makes a value that many processes want, let one rebuild it while the others use the old one: recipe::cache in \
+         Rust, docs/recipes/cache.md.",
     ],
     example: "\
 palisade run --no-wait --efficiency nightly-report -- ./report.sh        # on this host
