@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use sandbox::{CommandOutput, Running, Sandbox};
 
 /// Runs `palisade queue`, with the store of the sandbox.
@@ -164,7 +164,9 @@ fn a_worker_extends_its_job_while_the_command_runs() {
 #[test]
 fn invalid_calls_are_refused() {
     let sandbox = Sandbox::new();
-    for store in ["redis://127.0.0.1:1", "file:x", "sqlite:", "nothing"] {
+    for store in
+        ["redis://127.0.0.1:1", "file:x", "sqlite:", "sqlite::memory:", "sqlite:file:x?mode=memory", "nothing"]
+    {
         let output = sandbox.run(&["queue", "ls", "orders", "--store", store]);
         assert_eq!(output.code, Some(64), "{store}: {output:?}");
     }
@@ -220,6 +222,25 @@ fn a_command_is_killed_when_the_store_hangs() {
     worker.kill().unwrap();
     worker.wait().unwrap();
     drop(database);
+}
+
+/// The warden cannot kill the command, and the worker cannot extend its job.
+#[test]
+fn a_stopped_warden_does_not_keep_a_command_running_when_the_store_hangs() {
+    let sandbox = Sandbox::new();
+    push(&sandbox, "a", "1");
+    let (worker, family) = start_family(&sandbox);
+    let pid = worker.pid().as_raw_nonzero();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let warden = children.trim().parse().ok().and_then(Pid::from_raw).unwrap();
+    kill_process(warden, Signal::STOP).unwrap();
+    let database = rusqlite::Connection::open(sandbox.path().join("shop.db")).unwrap();
+    database.busy_timeout(Duration::from_secs(10)).unwrap();
+    database.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    assert!(sandbox::have_ended(&family), "while the store hangs");
+    drop(database);
+    worker.signal(Signal::TERM);
+    assert_eq!(worker.end().code(), Some(128 + 15));
 }
 
 /// One host with a wrong path does not make every job a dead letter.

@@ -42,6 +42,9 @@ impl StoreArgs {
                 "sqlite://NAME names a host, not a file; use sqlite:NAME for a file in this folder, or sqlite:///path/file.db".to_owned(),
             ));
         }
+        if scheme == "sqlite" && [":", "file:"].iter().any(|special| rest.starts_with(special)) {
+            return Err(Failure::Misuse("the records must be in a file: sqlite:///path/file.db".to_owned()));
+        }
         Ok(match scheme {
             "sqlite" if !path(rest).is_empty() => StoreUrl::Sqlite(path(rest).into()),
             "postgres" | "postgresql" => StoreUrl::Postgres(url),

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::supervise::{Job, PartitionVariables, Supervised, pass_on};
-use super::warded::earlier;
+use super::warded::KillTime;
 use super::{CommandArgs, Extras, OnLoss};
 use crate::acquire::{AnyGuard, FailoverArgs};
 use crate::outcome::{Failure, message_of, say};
@@ -131,7 +131,7 @@ impl Host {
                             stop_by.send_replace(Some(kill_by));
                         }
                         Err(error) => {
-                            stop_by.send_replace(Some(BootInstant::now()));
+                            stop_by.send_replace(Some(KillTime::after(Duration::ZERO)));
                             command.await?;
                             return Err(error.into());
                         }
@@ -195,7 +195,7 @@ impl Host {
     }
 
     /// Waits for the next change after which the running command has to end sooner than before. Returns by when.
-    async fn next_stop(&mut self, before: Option<BootInstant>) -> Result<BootInstant, Error> {
+    async fn next_stop(&mut self, before: Option<KillTime>) -> Result<KillTime, Error> {
         let mut restart_at = None;
         loop {
             let settled = async {
@@ -214,17 +214,17 @@ impl Host {
                     Urgency::GiveUp(deadline) => {
                         // The command's processes need time to die before the partition is released.
                         let margin = (self.grace / 10).min(Duration::from_secs(1));
-                        earlier(deadline, margin)
+                        KillTime::before(deadline, margin)
                     }
-                    Urgency::Lost => BootInstant::now(),
+                    Urgency::Lost => KillTime::after(Duration::ZERO),
                 },
-                () = settled => BootInstant::now() + self.grace,
+                () = settled => KillTime::after(self.grace),
                 () = tokio::time::sleep(ROOM_CHECK) => {
                     self.report_room();
                     continue;
                 }
             };
-            if before.is_none_or(|before| kill_by < before) {
+            if before.is_none_or(|before| kill_by.at < before.at) {
                 return Ok(kill_by);
             }
             restart_at = None;
@@ -259,7 +259,7 @@ impl Host {
             say(&match without_room {
                 0 => format!("all partitions of '{name}' have room again"),
                 _ => format!(
-                    "{without_room} partitions of '{name}' have no owner: the capacities of all {members} members together are too \
+                    "{without_room} partitions of '{name}' have no owner: the capacities of all members ({members}) together are too \
                      small. Start more members, or raise --capacity"
                 ),
             });

@@ -8,7 +8,7 @@ use palisade::{BootInstant, Loss};
 use rustix::process::Signal;
 use tokio::sync::watch;
 
-use super::warded::{Ended, WardedCommand, earlier, kill_time, warden_of};
+use super::warded::{Ended, KillTime, WardedCommand, earlier, warden_of};
 use super::{CommandArgs, Extras, OnLoss};
 use crate::acquire::AnyGuard;
 use crate::lease::RUN_SESSION;
@@ -34,8 +34,8 @@ pub(super) struct PartitionVariables {
     pub(super) tokens: String,
 }
 
-/// The moment until which the command has to end; `None` while it may run. Its sender must outlive the command.
-pub(super) type StopBy = watch::Receiver<Option<BootInstant>>;
+/// When the command has to end; `None` while it may run. Its sender must outlive the command.
+pub(super) type StopBy = watch::Receiver<Option<KillTime>>;
 
 /// A command whose process group is empty.
 pub(super) struct Supervised {
@@ -123,15 +123,10 @@ impl Job<'_> {
         }
     }
 
-    async fn set_deadlines(
-        &self,
-        command: &mut WardedCommand,
-        safe_until: BootInstant,
-        kill_by: Option<BootInstant>,
-    ) {
+    async fn set_deadlines(&self, command: &mut WardedCommand, safe_until: BootInstant, kill_by: Option<KillTime>) {
         let ttl = self.command_args.ttl(self.settings);
         let Deadlines { term_at, kill_at } = Deadlines::new(self.command_args.on_loss, ttl, safe_until);
-        command.set_deadlines(term_at, [kill_at, kill_by].into_iter().flatten().min()).await;
+        command.set_deadlines(term_at, kill_at.map(|time| time.or_earlier(kill_by)).or(kill_by)).await;
     }
 
     fn lock_names(&self) -> String {
@@ -184,12 +179,12 @@ impl Job<'_> {
 #[derive(Debug, PartialEq, Eq)]
 struct Deadlines {
     term_at: Option<BootInstant>,
-    kill_at: Option<BootInstant>,
+    kill_at: Option<KillTime>,
 }
 
 impl Deadlines {
     fn new(on_loss: OnLoss, ttl: Duration, safe_until: BootInstant) -> Deadlines {
-        let kill_at = Some(kill_time(safe_until, ttl));
+        let kill_at = Some(KillTime::before_expiry(safe_until, ttl));
         match on_loss {
             OnLoss::Term => Deadlines { term_at: Some(earlier(safe_until, ttl / 3)), kill_at },
             OnLoss::Kill => Deadlines { term_at: None, kill_at },
@@ -211,7 +206,7 @@ mod tests {
         let safe_until = BootInstant::after_boot(Duration::from_secs(1000));
         let ms_before = |at: BootInstant| (safe_until.since_boot() - at.since_boot()).as_millis();
         let Deadlines { term_at, kill_at } = Deadlines::new(on_loss, Duration::from_millis(ttl_ms), safe_until);
-        (term_at.map(ms_before), kill_at.map(ms_before))
+        (term_at.map(ms_before), kill_at.map(|time| ms_before(time.at)))
     }
 
     #[test]

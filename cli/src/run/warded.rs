@@ -41,6 +41,9 @@ pub(crate) struct WardedCommand {
     /// When the warden is killed unless it has answered. A stopped one would not report that the command has ended.
     answer_by: Option<BootInstant>,
     is_killed: bool,
+    kill_time: Option<KillTime>,
+    /// Whether this process had to kill the warden, because the command was not dead in time.
+    was_late: bool,
 }
 
 /// A command whose process group is empty.
@@ -60,10 +63,37 @@ pub(crate) fn warden_of(command: &[OsString]) -> Command {
     warden
 }
 
-/// Returns the moment at which a command is killed that works under something that ends at `end` unless it is renewed, for `ttl`
-/// each time. The margin lets the warden be scheduled and the processes die.
-pub(crate) fn kill_time(end: BootInstant, ttl: Duration) -> BootInstant {
-    earlier(end, (ttl / 20).min(Duration::from_secs(1)))
+/// When a command is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KillTime {
+    /// When the warden does it.
+    pub(crate) at: BootInstant,
+    /// When this process does it, by killing a warden that has not. That one may be stopped.
+    pub(crate) at_the_latest: BootInstant,
+}
+
+impl KillTime {
+    /// For a command that works under something that ends then. The margin lets the warden be scheduled and the processes die.
+    pub(crate) fn before(end: BootInstant, margin: Duration) -> KillTime {
+        KillTime { at: earlier(end, margin), at_the_latest: earlier(end, margin / 2) }
+    }
+
+    /// For a command whose lock ends then, unless it is renewed for the TTL.
+    pub(crate) fn before_expiry(end: BootInstant, ttl: Duration) -> KillTime {
+        KillTime::before(end, (ttl / 20).min(Duration::from_secs(1)))
+    }
+
+    /// For a command that has to end after this time, although nothing else ends then.
+    pub(crate) fn after(time: Duration) -> KillTime {
+        let at = BootInstant::now() + time;
+        KillTime { at, at_the_latest: at + KILL_TIMEOUT }
+    }
+
+    /// Returns the earlier moments of both.
+    pub(crate) fn or_earlier(self, other: Option<KillTime>) -> KillTime {
+        let other = other.unwrap_or(self);
+        KillTime { at: self.at.min(other.at), at_the_latest: self.at_the_latest.min(other.at_the_latest) }
+    }
 }
 
 /// Returns the moment that is this much earlier.
@@ -87,18 +117,15 @@ impl WardedCommand {
         let warden = started?;
         send_descriptors(&stream, stdin, lifeline)?;
         let answer_by = Some(BootInstant::now() + START_TIMEOUT);
-        Ok(WardedCommand {
-            warden,
-            wire: Wire::new(stream)?,
-            group: None,
-            command: None,
-            answer_by,
-            is_killed: false,
-        })
+        let (wire, group, command) = (Wire::new(stream)?, None, None);
+        let (is_killed, kill_time, was_late) = (false, None, false);
+        Ok(WardedCommand { warden, wire, group, command, answer_by, is_killed, kill_time, was_late })
     }
 
-    /// Replaces the moments at which the command gets TERM, if there is one, and KILL.
-    pub(crate) async fn set_deadlines(&mut self, term_at: Option<BootInstant>, kill_at: Option<BootInstant>) {
+    /// Replaces the moments at which the command gets TERM and KILL, if there are any.
+    pub(crate) async fn set_deadlines(&mut self, term_at: Option<BootInstant>, kill_time: Option<KillTime>) {
+        self.kill_time = kill_time;
+        let kill_at = kill_time.map(|time| time.at);
         let ns = |at: BootInstant| u64::try_from(at.since_boot().as_nanos()).unwrap_or(u64::MAX);
         let order = Order::Deadlines { term_at_ns: term_at.map(ns), kill_at_ns: kill_at.map_or(u64::MAX, ns) };
         self.wire.send(&order).await;
@@ -137,21 +164,30 @@ impl WardedCommand {
                     None => {
                         let wardens_code = self.reap();
                         let code = self.group.and_then(end_orphans).unwrap_or(wardens_code);
-                        return Ended { code, by_warden: false };
+                        return Ended { code, by_warden: self.was_late };
                     }
                 },
                 () = Process::ended(self.command.as_ref()) => {
                     self.command = None;
                     self.answer_by.get_or_insert(BootInstant::now() + END_TIMEOUT);
                 }
+                () = reached(self.kill_time.map(|time| time.at_the_latest)), if !self.was_late => {
+                    self.was_late = true;
+                    self.kill_warden();
+                }
                 () = reached(self.answer_by) => {
                     say("the warden, which supervises the command, does not answer (it may be stopped) and is killed");
                     self.answer_by = None;
-                    // The system then kills the command, and the warden's connection closes.
-                    let _ = kill_process(Pid::from_child(&self.warden), Signal::KILL);
+                    self.kill_warden();
                 }
             }
         }
+    }
+
+    /// Kills the warden. The system then kills the command, and the warden's connection closes.
+    fn kill_warden(&self) {
+        // One that has ended was not waited for yet, so its number is not used again.
+        let _ = kill_process(Pid::from_child(&self.warden), Signal::KILL);
     }
 
     fn note_start(&mut self, group: Option<Pid>) {

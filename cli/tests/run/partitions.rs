@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 
 use crate::fixture::{ALONE, Fixture, Running, until};
 
@@ -102,22 +102,38 @@ fn killing_palisade_ends_its_command_before_another_host_owns_the_partition() {
     killed.end().expect(137, &[]);
 }
 
+/// A command that ignores TERM, as do the processes that hold the kernel's lock of a partition.
+const STUBBORN: &str = r#"trap '' TERM
+    for partition in $(echo "$PALISADE_PARTITIONS" | tr , ' '); do
+        flock -n "$WITNESS-$partition" true || echo overlap
+        flock "$WITNESS-$partition" sleep 1000 &
+    done
+    echo "owns $PALISADE_PARTITIONS"; wait"#;
+
+/// A second host joins. Each of them ends up with one partition, and no partition ever has two commands.
+fn share_with_a_second_host(fixture: &Fixture, first: &mut Running) {
+    let mut second = host(fixture, &["orders", "2", "--grace", "500ms"], STUBBORN);
+    let (ours, theirs) = (partitions(first, "owns "), partitions(&mut second, "owns "));
+    assert_eq!((ours.len(), theirs.len()), (1, 1));
+    assert_ne!(ours, theirs);
+}
+
 #[test]
 fn a_command_that_ignores_term_is_killed_after_the_grace_and_only_then_replaced() {
     let fixture = Fixture::new();
-    // The processes that hold the kernel's lock of a partition survive TERM too.
-    let script = r#"trap '' TERM
-        for partition in $(echo "$PALISADE_PARTITIONS" | tr , ' '); do
-            flock -n "$WITNESS-$partition" true || echo overlap
-            flock "$WITNESS-$partition" sleep 1000 &
-        done
-        echo "owns $PALISADE_PARTITIONS"; wait"#;
-    let mut first = host(&fixture, &["orders", "2", "--grace", "500ms"], script);
+    let mut first = host(&fixture, &["orders", "2", "--grace", "500ms"], STUBBORN);
     first.expect("owns 0,1");
-    let mut second = host(&fixture, &["orders", "2", "--grace", "500ms"], script);
-    let (ours, theirs) = (partitions(&mut first, "owns "), partitions(&mut second, "owns "));
-    assert_eq!((ours.len(), theirs.len()), (1, 1));
-    assert_ne!(ours, theirs);
+    share_with_a_second_host(&fixture, &mut first);
+}
+
+/// The warden cannot kill the command at the end of the grace.
+#[test]
+fn a_partition_is_not_released_while_a_stopped_warden_keeps_its_command_alive() {
+    let fixture = Fixture::new();
+    let mut first = host(&fixture, &["orders", "2", "--grace", "500ms"], STUBBORN);
+    first.expect("owns 0,1");
+    kill_process(first.warden(), Signal::STOP).unwrap();
+    share_with_a_second_host(&fixture, &mut first);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use tokio::task::spawn_blocking;
 use super::super::store::StoreArgs;
 use super::parse_visibility;
 use crate::outcome::{Failure, say};
-use crate::run::warded::{WardedCommand, kill_time, warden_of};
+use crate::run::warded::{KillTime, WardedCommand, warden_of};
 use crate::signals::{Signals, StopSignal};
 use crate::text::plain;
 
@@ -119,7 +119,7 @@ async fn work<S: QueueStore>(
         let (id, key, token) = (job.id(), plain(job.key()), job.token());
         say(&format!("running job {id} of '{key}' with token {token}, attempt {}", job.attempt()));
     }
-    let kill_at = |job: &Job<S>| Some(kill_time(job.safe_until(), options.visibility));
+    let kill_at = |job: &Job<S>| Some(KillTime::before_expiry(job.safe_until(), options.visibility));
     command.set_deadlines(None, kill_at(&job)).await;
     let (mut stop, mut stale) = (None, None);
     let mut extend_at = BootInstant::now() + options.visibility / 3;

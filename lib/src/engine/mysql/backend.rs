@@ -18,7 +18,7 @@ use super::{Config, schema, wire};
 use crate::BootInstant;
 use crate::engine::remote::{
     AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, ForceRelease, Held, Peer, Remote,
-    WaitKey, within,
+    WaitKey, check_acquire, within,
 };
 use crate::engine::sql_text::{explain_denial, other_data, refusal};
 use crate::engine::{
@@ -135,6 +135,7 @@ impl Backend for MysqlBackend {
     }
 
     async fn acquire(&self, connection: &Rc<Connection>, acquire: &Acquire) -> Result<AcquireReply, Failure> {
+        check_acquire(acquire)?;
         let (reply, ahead) = connection.acquire(acquire).await?;
         if acquire.patience == Patience::Wait && !matches!(reply, AcquireReply::Granted(_)) {
             note_queued(&self.client, acquire, ahead);
