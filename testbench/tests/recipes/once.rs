@@ -432,3 +432,19 @@ fn an_unfenced_engine_and_bad_input_are_refused() {
         assert_eq!(accepted.expect("an outcome"), 1);
     });
 }
+
+/// There is no operation for efficiency only, so the message must not offer it.
+#[test]
+fn an_engine_that_cannot_fence_is_refused_with_what_to_do() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = servers::Redis::start(folder.path(), "always").unwrap_or_else(|absent| panic!("{absent}"));
+    check_on_threads(BOUND, async {
+        let palisade = palisade::connect(&server.url()).await.expect("an engine");
+        let store = Sqlite::open(":memory:").await.expect("a database");
+        let work = async |_| Ok::<_, Never>(1);
+        let refused = palisade.once("charge/42", &store).run(work).await.expect_err("it cannot fence").to_string();
+        assert!(refused.contains("dangerous_accept_failover") && !refused.contains("efficiency"), "{refused}");
+        let accepted = palisade.once("charge/42", &store).dangerous_accept_failover().run(work).await;
+        assert_eq!(accepted.expect("an outcome"), 1);
+    });
+}

@@ -17,7 +17,9 @@ async fn use_recipes(store: &Postgres) -> Result<(), palisade::Error> {
     let work = async |_| Ok::<_, std::io::Error>(1);
     let once: Result<u32, _> = locks.once("charge/42", store).run(work).await;
     once.unwrap_or_else(|error| panic!("{error}"));
-    Versioned::new(store, "account/7").update(|count: Option<u32>| count.unwrap_or_default() + 1).await?;
+    for _ in 0..2 {
+        Versioned::new(store, "account/7").update(|count: Option<u32>| count.unwrap_or_default() + 1).await?;
+    }
     let queue = Queue::new(store, "orders").attempts(1);
     queue.push("customer/7", "ship").await?;
     queue.next().await?.fail("no").await.unwrap_or_else(|error| panic!("{error}"));
