@@ -135,9 +135,6 @@ pub async fn what_is_too_long_is_refused<S: Subject>(bench: &Bench<S>) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     let over = |misuse| assert!(matches!(misuse, Misuse::Refused(Refusal::OverLimit { .. })), "{misuse:?}");
     over(is_misuse(bench.connect(Options::new().label("x".repeat(MUCH))).await));
-    for length in [513, 600, 1000] {
-        over(is_misuse(client.lock("x".repeat(length)).efficiency().acquire().await));
-    }
     let offers = client.guarantees().offers;
     if offers.values && is_fenced(client.guarantees()) {
         over(is_misuse(client.election(&name).campaign(vec![0; MUCH]).await));
