@@ -324,7 +324,7 @@ pub(crate) fn not_fenced(level: Level, needs_token: bool) -> ErrorKind {
             ", or .dangerous_accept_failover() if lower tokens after a failover are acceptable",
         ),
     };
-    // A leader, a partition's owner and an attempt of `once` are identified by their tokens, so there is none for efficiency only.
+    // The token identifies a leader, the owner of a partition and an attempt of `once`. None of them can do without it.
     let efficiency = match needs_token {
         true => "",
         false => ", or .efficiency() if two holders would only waste work",

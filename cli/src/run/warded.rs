@@ -42,7 +42,7 @@ pub(crate) struct WardedCommand {
     answer_by: Option<BootInstant>,
     is_killed: bool,
     kill_time: Option<KillTime>,
-    /// Whether this process had to kill the warden, because the command was not dead in time.
+    /// Whether the warden did not kill the command in time, so that this process killed the warden.
     was_late: bool,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct WardedCommand {
 pub(crate) struct Ended {
     /// Its exit code, or 128 plus the number of the signal that ended it.
     pub(crate) code: u8,
-    /// Whether the warden ended it.
+    /// Whether the warden ended it, or this process because the warden did not.
     pub(crate) by_warden: bool,
 }
 
