@@ -29,7 +29,7 @@ fn a_failed_acquire_is_undone_everywhere() {
 fn a_failed_acquire_is_undone_at_a_node_that_did_not_answer() {
     run(async {
         let five = Five::start();
-        let client = connect(&five.url(&format!("{FRESH}&timeout=500ms")), LONG).await;
+        let client = connect(&five.url(&format!("{FRESH}&timeout=3s")), LONG).await;
         occupy(&five, &[0, 1, 2], "job");
         five.signal(4, Signal::STOP);
         assert!(client.lock("job").efficiency().try_acquire().await.unwrap().is_none());

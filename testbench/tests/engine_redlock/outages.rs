@@ -77,7 +77,7 @@ fn a_wait_through_an_outage_is_granted_afterwards() {
 fn a_node_that_is_stopped_counts_as_absent() {
     run(async {
         let five = Five::start();
-        let client = connect(&five.url(&format!("{FRESH}&timeout=500ms")), LONG).await;
+        let client = connect(&five.url(&format!("{FRESH}&timeout=3s")), LONG).await;
         five.signal(3, Signal::STOP);
         let held = client.lock("job").efficiency().acquire().await.unwrap();
         held.release().await.unwrap();
