@@ -46,7 +46,19 @@ impl Redis {
         Redis::start_under(folder, options, &[])
     }
 
-    /// Does the same, with more variables in its environment.
+    /// Does the same for a node of a cluster that has no other nodes and no slots yet. Also returns the port of its bus.
+    ///
+    /// # Errors
+    ///
+    /// It is not installed, or does not begin to answer.
+    pub fn start_cluster_node(folder: &Path) -> Result<(Redis, u16), Absent> {
+        // Without the last option a node also takes the port 10,000 above its own, which an outgoing connection may have.
+        let bus = free_port()?.port();
+        let options = ["--cluster-enabled", "yes", "--cluster-port", &bus.to_string()];
+        Ok((Redis::start_with(folder, &options)?, bus))
+    }
+
+    /// Does the same as [`Redis::start_with`], with more variables in its environment.
     ///
     /// # Errors
     ///
@@ -129,10 +141,7 @@ impl RedisCluster {
         let mut nodes = Vec::new();
         let mut create = vec!["--cluster".to_owned(), "create".to_owned()];
         for number in 0..3 {
-            // Without this option a node also takes the port 10,000 above its own, which an outgoing connection may have.
-            let bus = free_port()?.port().to_string();
-            let options = ["--cluster-enabled", "yes", "--cluster-port", &bus];
-            let node = Redis::start_with(&directory.join(format!("node-{number}")), &options)?;
+            let (node, bus) = Redis::start_cluster_node(&directory.join(format!("node-{number}")))?;
             create.push(format!("{}@{bus}", node.address));
             nodes.push(node);
         }

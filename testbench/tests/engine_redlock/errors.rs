@@ -55,8 +55,8 @@ fn nodes_that_cannot_be_a_majority_are_refused_by_name() {
         let replica = Redis::start_with(&folder.path().join("replica"), &replica_of).unwrap();
         let error = refused(&format!("redlock://{a},{b},{}?{PATIENT}", replica.address)).await;
         assert!(error.to_string().contains("is a replica"), "{error}");
-        let cluster = Redis::start_with(&folder.path().join("cluster"), &["--cluster-enabled", "yes"]).unwrap();
-        let error = refused(&format!("redlock://{a},{b},{}?{PATIENT}", cluster.address)).await;
+        let (node, _) = Redis::start_cluster_node(&folder.path().join("cluster")).unwrap();
+        let error = refused(&format!("redlock://{a},{b},{}?{PATIENT}", node.address)).await;
         assert!(error.to_string().contains("Redis Cluster"), "{error}");
     });
 }

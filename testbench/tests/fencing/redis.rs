@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use palisade_fence::redis::{Command, Keys, Redis, Value};
 use palisade_fence::{Error, ErrorKind, Sealed, Token};
-use palisade_testbench::bounded::until;
 use palisade_testbench::faulty_disk::Dice;
 use palisade_testbench::fencing::{Subject, survive};
 use palisade_testbench::servers::{self, Shared};
@@ -343,16 +342,11 @@ fn a_replica_refuses_reads_and_seals() {
 fn in_a_cluster_the_keys_are_found_and_must_be_together() {
     check(async {
         let place = tempfile::tempdir().expect("a directory");
-        let start = |name: &str| servers::Redis::start_with(&place.path().join(name), &["--cluster-enabled", "yes"]);
-        let (one, two) = (start("one").expect("a Redis"), start("two").expect("a Redis"));
-        redis_cli(&one, "CLUSTER ADDSLOTSRANGE 0 8191");
-        redis_cli(&two, "CLUSTER ADDSLOTSRANGE 8192 16383");
-        redis_cli(&one, &format!("CLUSTER MEET 127.0.0.1 {}", two.address.port()));
-        // The nodes find each other after a while.
-        let is_up = |node: &servers::Redis| redis_cli(node, "CLUSTER INFO").contains("cluster_state:ok");
-        until("the cluster is up", async || is_up(&one) && is_up(&two)).await;
-        Redis::install(&two.url()).await.expect("it is there");
-        let redis = Redis::install(&one.url()).await.expect("it is there");
+        let cluster = servers::RedisCluster::start(place.path()).unwrap_or_else(|absent| panic!("{absent}"));
+        for node in &cluster.nodes {
+            Redis::install(&node.url()).await.expect("it is there");
+        }
+        let redis = Redis::connect(&cluster.nodes[0].url()).await.expect("it is there");
         for name in ["a", "b", "c", "d"] {
             let mut handle = Sealed::seal(redis.keys(name).expect("a name"), token(1)).await.expect("it is new");
             handle.set(name, name).await.expect("its own name is in its slot");
