@@ -34,10 +34,21 @@ def variable(name: str) -> str:
         )
 
 
+@pytest.fixture(scope="session")
+def stderr(pytestconfig: pytest.Config) -> Iterator[int]:
+    """The stderr of pytest itself, which is not captured."""
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+    assert capture is not None
+    with capture.global_and_fixture_disabled():
+        descriptor = os.dup(2)
+    yield descriptor
+    os.close(descriptor)
+
+
 @pytest.fixture(autouse=True)
-def bound() -> Iterator[None]:
+def bound(stderr: int) -> Iterator[None]:
     """Ends pytest with the stacks of all threads if a test hangs."""
-    faulthandler.dump_traceback_later(BOUND, exit=True)
+    faulthandler.dump_traceback_later(BOUND, exit=True, file=stderr)
     yield
     faulthandler.cancel_dump_traceback_later()
 

@@ -11,8 +11,10 @@ import pytest
 import palisade
 from conftest import until, waiting
 
+# A shell that starts a job in the background lets it ignore Ctrl-C, and its children inherit that.
 PROGRAM = """
-import sys, palisade
+import signal, sys, palisade
+signal.signal(signal.SIGINT, signal.default_int_handler)
 client = palisade.connect(sys.argv[1])
 {use}
 print("interrupted", flush=True)
