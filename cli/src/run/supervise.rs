@@ -87,13 +87,13 @@ impl Job<'_> {
         let mut command = self.start(extras)?;
         let mut safe_until = self.held.safe_until();
         let (mut loss, mut stop_signal, mut has_term) = (None, None, false);
-        self.set_deadlines(&mut command, safe_until, None).await;
+        self.set_deadlines(&mut command, safe_until, None);
         loop {
             tokio::select! {
                 biased;
                 reason = self.held.lost(), if loss.is_none() => {
                     if self.command_args.on_loss != OnLoss::Ignore {
-                        command.kill().await;
+                        command.kill();
                     }
                     loss = Some(reason);
                 }
@@ -102,31 +102,31 @@ impl Job<'_> {
                 }
                 signal = signals.next() => {
                     stop_signal = StopSignal::new(signal).or(stop_signal);
-                    command.signal(signal).await;
+                    command.signal(signal);
                 }
                 Ok(()) = stop_by.changed() => {
                     // The deadline may come closer. Only the first one sends TERM.
                     if !has_term {
                         has_term = true;
-                        command.signal(Signal::TERM).await;
-                        command.signal(Signal::CONT).await;
+                        command.signal(Signal::TERM);
+                        command.signal(Signal::CONT);
                     }
                     let kill_by = *stop_by.borrow();
-                    self.set_deadlines(&mut command, safe_until, kill_by).await;
+                    self.set_deadlines(&mut command, safe_until, kill_by);
                 }
                 later = self.held.renewed(safe_until), if loss.is_none() => {
                     safe_until = later;
                     let kill_by = *stop_by.borrow();
-                    self.set_deadlines(&mut command, safe_until, kill_by).await;
+                    self.set_deadlines(&mut command, safe_until, kill_by);
                 }
             }
         }
     }
 
-    async fn set_deadlines(&self, command: &mut WardedCommand, safe_until: BootInstant, kill_by: Option<KillTime>) {
+    fn set_deadlines(&self, command: &mut WardedCommand, safe_until: BootInstant, kill_by: Option<KillTime>) {
         let ttl = self.command_args.ttl(self.settings);
         let Deadlines { term_at, kill_at } = Deadlines::new(self.command_args.on_loss, ttl, safe_until);
-        command.set_deadlines(term_at, kill_at.map(|time| time.or_earlier(kill_by)).or(kill_by)).await;
+        command.set_deadlines(term_at, kill_at.map(|time| time.or_earlier(kill_by)).or(kill_by));
     }
 
     fn lock_names(&self) -> String {

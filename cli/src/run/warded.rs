@@ -123,22 +123,25 @@ impl WardedCommand {
     }
 
     /// Replaces the moments at which the command gets TERM and KILL, if there are any.
-    pub(crate) async fn set_deadlines(&mut self, term_at: Option<BootInstant>, kill_time: Option<KillTime>) {
+    pub(crate) fn set_deadlines(&mut self, term_at: Option<BootInstant>, kill_time: Option<KillTime>) {
         self.kill_time = kill_time;
         let kill_at = kill_time.map(|time| time.at);
         let ns = |at: BootInstant| u64::try_from(at.since_boot().as_nanos()).unwrap_or(u64::MAX);
         let order = Order::Deadlines { term_at_ns: term_at.map(ns), kill_at_ns: kill_at.map_or(u64::MAX, ns) };
-        self.wire.send(&order).await;
+        // If the warden has been stopped for so long that this is not sent, this process still kills the command in time.
+        self.wire.send(&order);
     }
 
     /// Passes a signal on to the command.
-    pub(crate) async fn signal(&mut self, signal: Signal) {
-        self.wire.send(&Order::Signal(signal.as_raw())).await;
+    pub(crate) fn signal(&mut self, signal: Signal) {
+        if !self.wire.send(&Order::Signal(signal.as_raw())) {
+            self.expect_answer(KILL_TIMEOUT);
+        }
     }
 
     /// Kills the command: what it works under is lost.
-    pub(crate) async fn kill(&mut self) {
-        self.wire.send(&Order::Lost).await;
+    pub(crate) fn kill(&mut self) {
+        self.wire.send(&Order::Lost);
         self.is_killed = true;
         self.answer_by = Some(BootInstant::now() + KILL_TIMEOUT);
     }
@@ -169,7 +172,7 @@ impl WardedCommand {
                 },
                 () = Process::ended(self.command.as_ref()) => {
                     self.command = None;
-                    self.answer_by.get_or_insert(BootInstant::now() + END_TIMEOUT);
+                    self.expect_answer(END_TIMEOUT);
                 }
                 () = reached(self.kill_time.map(|time| time.at_the_latest)), if !self.was_late => {
                     self.was_late = true;
@@ -182,6 +185,11 @@ impl WardedCommand {
                 }
             }
         }
+    }
+
+    /// Lets the warden be killed after this time unless it answers before.
+    fn expect_answer(&mut self, time: Duration) {
+        self.answer_by.get_or_insert(BootInstant::now() + time);
     }
 
     /// Kills the warden. The system then kills the command, and the warden's connection closes.

@@ -84,17 +84,19 @@ async fn supervise(command: Vec<OsString>) -> io::Result<u8> {
     let mut wire = Wire::new(stream)?;
     let Some(first) = wire.receive::<Order>().await else { return Ok(KILLED) };
     if first.is_overdue() {
-        wire.send(&Report::Ended { code: KILLED, by_warden: true }).await;
+        wire.send(&Report::Ended { code: KILLED, by_warden: true });
         return Ok(KILLED);
     }
     set_child_subreaper(Some(getpid()))?;
     let mut supervised = Supervised::start(command, stdin)?;
-    wire.send(&Report::Started { group: supervised.group.as_raw_nonzero().get() }).await;
+    wire.send(&Report::Started { group: supervised.group.as_raw_nonzero().get() });
     supervised.handle(first);
     let mut is_orphan = false;
     loop {
         let next = supervised.next_deadline();
         tokio::select! {
+            biased;
+            // First, because a warden that was stopped finds the later deadlines here.
             order = wire.receive(), if !is_orphan => match order {
                 Some(order) => supervised.handle(order),
                 None => {
@@ -106,10 +108,10 @@ async fn supervise(command: Vec<OsString>) -> io::Result<u8> {
             () = next.unwrap_or_else(BootInstant::now).reached(), if next.is_some() => supervised.enforce_deadlines(),
         }
         if supervised.reap()? {
-            wire.send(&Report::Stopped).await;
+            wire.send(&Report::Stopped);
         }
         if let Some(code) = supervised.finish() {
-            wire.send(&Report::Ended { code, by_warden: supervised.was_ended }).await;
+            wire.send(&Report::Ended { code, by_warden: supervised.was_ended });
             return Ok(code);
         }
     }

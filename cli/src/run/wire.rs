@@ -7,11 +7,11 @@ use std::os::unix::net::UnixStream;
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+    recvmsg, send, sendmsg,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 /// A message to the warden.
@@ -58,12 +58,13 @@ impl Wire {
         Ok(Wire { lines: BufReader::new(source).lines(), sink })
     }
 
-    /// Sends a message. A closed peer shows itself in the next [`Wire::receive`].
-    pub(super) async fn send(&mut self, message: &impl Serialize) {
-        if let Ok(mut line) = serde_json::to_vec(message) {
-            line.push(b'\n');
-            drop(self.sink.write_all(&line).await);
-        }
+    /// Sends a message without waiting. Returns whether it was sent: not if the peer is gone, which the next
+    /// [`Wire::receive`] shows, or if hundreds of messages wait for a peer that is stopped.
+    pub(super) fn send(&self, message: &impl Serialize) -> bool {
+        let Ok(mut line) = serde_json::to_vec(message) else { return false };
+        line.push(b'\n');
+        // The system takes a short message as a whole or not at all.
+        send(self.sink.as_ref(), &line, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
     }
 
     /// Returns the next message; `None` when the peer is gone.
@@ -103,4 +104,28 @@ pub(super) fn receive_descriptors(stream: &UnixStream) -> io::Result<(OwnedFd, O
     });
     let stdin = sent.next().ok_or(io::ErrorKind::UnexpectedEof)?;
     Ok((stdin, sent.next()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_peer_that_reads_nothing_keeps_nobody_waiting_and_finds_whole_messages_later() {
+        let (ours, theirs) = UnixStream::pair().expect("two ends");
+        let (ours, mut theirs) = (Wire::new(ours).expect("a wire"), Wire::new(theirs).expect("a wire"));
+        let sent = (1..1_000_000).take_while(|number| ours.send(&Order::Signal(*number))).count();
+        assert!((100..999_999).contains(&sent), "{sent}");
+        for expected in 1..=sent {
+            let order = theirs.receive().await;
+            assert!(
+                matches!(order, Some(Order::Signal(number)) if usize::try_from(number) == Ok(expected)),
+                "{order:?}"
+            );
+        }
+        assert!(ours.send(&Order::Lost));
+        assert!(matches!(theirs.receive().await, Some(Order::Lost)));
+        drop(theirs);
+        assert!(!ours.send(&Order::Lost));
+    }
 }

@@ -120,7 +120,7 @@ async fn work<S: QueueStore>(
         say(&format!("running job {id} of '{key}' with token {token}, attempt {}", job.attempt()));
     }
     let kill_at = |job: &Job<S>| Some(KillTime::before_expiry(job.safe_until(), options.visibility));
-    command.set_deadlines(None, kill_at(&job)).await;
+    command.set_deadlines(None, kill_at(&job));
     let (mut stop, mut stale) = (None, None);
     let mut extend_at = BootInstant::now() + options.visibility / 3;
     let mut extension: Option<Extension<'_>> = None;
@@ -130,7 +130,7 @@ async fn work<S: QueueStore>(
             ended = command.ended() => break ended,
             signal = signals.next() => {
                 stop = StopSignal::new(signal).or(stop);
-                command.signal(signal).await;
+                command.signal(signal);
             }
             () = extend_at.reached(), if extension.is_none() && stale.is_none() => {
                 extend_at = BootInstant::now() + options.visibility / 3;
@@ -139,9 +139,9 @@ async fn work<S: QueueStore>(
             extended = extended(&mut extension) => {
                 extension = None;
                 match extended {
-                    Ok(()) => command.set_deadlines(None, kill_at(&job)).await,
+                    Ok(()) => command.set_deadlines(None, kill_at(&job)),
                     Err(error @ JobError::Stale { .. }) => {
-                        command.kill().await;
+                        command.kill();
                         stale = Some(error);
                     }
                     Err(error) => say(&format!("{error}; trying again")),
