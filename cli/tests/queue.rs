@@ -48,7 +48,9 @@ fn a_command_gets_each_job_in_order_with_a_rising_token() {
     let script = "echo $PALISADE_JOB_KEY $PALISADE_JOB_TOKEN $PALISADE_JOB_ATTEMPT $(cat) >>done";
     assert_eq!(drain(&sandbox, &[], script), CommandOutput { code: Some(0), out: String::new(), err: String::new() });
     assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "a 1 1 1\na 2 1 2\na 3 1 3\n");
-    assert_eq!(queue(&sandbox, &["ls", "orders"]).out, "");
+    let nothing = queue(&sandbox, &["ls", "orders"]);
+    assert_eq!((nothing.code, nothing.out.as_str()), (Some(0), ""));
+    assert_eq!(nothing.err, "palisade: the queue 'orders' has no jobs\n");
 }
 
 #[test]
@@ -56,7 +58,8 @@ fn a_failed_job_becomes_a_dead_letter_that_can_be_retried_or_dropped() {
     let sandbox = Sandbox::new();
     let (first, second) = (push(&sandbox, "a", "1"), push(&sandbox, "b", "2"));
     push(&sandbox, "a", "3");
-    drain(&sandbox, &["--attempts", "1"], "exit 3");
+    let drained = drain(&sandbox, &["--attempts", "1"], "exit 3");
+    assert!(drained.err.ends_with("behind a dead letter: palisade queue ls orders\n"), "{}", drained.err);
     insta::assert_snapshot!(queue(&sandbox, &["ls", "orders", "--dead"]).out, @r"
     ID  KEY  STATE           ATTEMPTS  LAST FAILURE
     1   a    blocks its key  1         exit code 3

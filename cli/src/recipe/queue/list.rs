@@ -74,7 +74,11 @@ pub(super) async fn run<S: QueueStore>(options: &Options, store: &S) -> Result<(
             let jobs = jobs.iter().map(reported).collect();
             print_json(&Report { schema: SCHEMA, queue: &options.name, jobs }, &mut out)
         }
-        false if jobs.is_empty() => Ok(()),
+        false if jobs.is_empty() => {
+            let what = if options.dead { "dead letters" } else { "jobs" };
+            say(&format!("the queue '{}' has no {what}", plain(&options.name)));
+            Ok(())
+        }
         false => as_table(&jobs, &mut out),
     })
 }

@@ -83,7 +83,7 @@ pub(super) async fn run<S: QueueStore>(options: &Options, store: &S, verbose: u8
         };
         let job = match job {
             Ok(Some(job)) => job,
-            Ok(None) => return Ok(()),
+            Ok(None) => return say_what_is_left(&options.name, &queue).await,
             // A worker survives a restart of the database.
             Err(error) if error.is_retryable() && !options.drain => {
                 say(&format!("{error}; trying again"));
@@ -99,6 +99,17 @@ pub(super) async fn run<S: QueueStore>(options: &Options, store: &S, verbose: u8
             return Err(Failure::Exit(stop.exit_code()));
         }
     }
+}
+
+/// After draining a queue: says whether it has jobs that are not due.
+async fn say_what_is_left<S: QueueStore>(name: &str, queue: &Queue<S>) -> Result<(), Failure> {
+    if !queue.jobs(1).await?.is_empty() {
+        say(&format!(
+            "jobs are left that wait for their next attempt, for another worker, or behind a dead letter: palisade queue ls {}",
+            plain(name)
+        ));
+    }
+    Ok(())
 }
 
 /// Runs the command for a job, and settles the job. Returns a signal that asks this process to stop.
