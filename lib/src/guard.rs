@@ -255,6 +255,7 @@ impl Guard {
     /// Releases the lock as dropping the guard does, while others still have the guard.
     pub(crate) fn release_in_background(&self) {
         if !self.grant.is_released() {
+            self.grant.give_up();
             self.link.send(Op::Release(self.grant.clone(), None));
         }
     }

@@ -133,7 +133,8 @@ impl<G: From<Guard>> Request<G> {
     ///
     /// # On connection loss
     ///
-    /// It fails. If the lock was granted, the keeper releases it in the background.
+    /// It fails. If the lock was granted, the keeper releases it in the background. If the engine was gone for so long that there is no
+    /// session, it fails as soon as the next attempt to open one has failed.
     ///
     /// # Errors
     ///
@@ -155,7 +156,8 @@ impl<G: From<Guard>> Request<G> {
     ///
     /// # Cancellation, connection loss, errors
     ///
-    /// As [`acquire`](Request::acquire).
+    /// As [`acquire`](Request::acquire). It is an error, not `None`, if the engine was gone for so long that there is no session when the
+    /// time is over.
     pub async fn acquire_within(self, wait: Duration) -> Result<Option<G>, Error> {
         self.send(Wait::Within(wait)).await
     }

@@ -70,7 +70,7 @@ impl<E: Engine> Driver<E> {
         reply: &mut Reply<Option<Delivered>>,
     ) -> Result<Outcome, Error> {
         let lost = |loss| Err(self.error(ErrorKind::Lost(loss), OPERATION).on(op.names()));
-        let session = self.session_in_time(deadline, reply).await.map_err(|error| error.on(op.names()))?;
+        let session = self.session_in_time(op.wait, deadline, reply).await.map_err(|error| error.on(op.names()))?;
         let Some(session) = session else {
             return if self.is_closed() { lost(Loss::SessionClosed) } else { Ok(Outcome::Settled(None)) };
         };
@@ -118,9 +118,10 @@ impl<E: Engine> Driver<E> {
         }
     }
 
-    /// Waits for the session, at most until the caller's deadline.
+    /// Waits for the session, at most until the caller's deadline. `None` if the caller or the client is gone.
     async fn session_in_time(
         &self,
+        wait: Wait,
         deadline: Option<Instant>,
         reply: &mut Reply<Option<Delivered>>,
     ) -> Result<Option<Rc<CurrentSession>>, Error> {
@@ -130,9 +131,9 @@ impl<E: Engine> Driver<E> {
         tokio::select! {
             biased;
             session = self.session() => Ok(session),
-            error = self.open_failed() => Err(error),
+            error = self.open_failed(wait) => Err(error),
             () = reply.closed() => Ok(None),
-            Some(()) = OptionFuture::from(deadline.map(crate::time::sleep_until)) => Ok(None),
+            Some(()) = OptionFuture::from(deadline.map(crate::time::sleep_until)) => Err(self.no_session()),
         }
     }
 

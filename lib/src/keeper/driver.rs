@@ -15,6 +15,7 @@ use super::Start;
 use super::local_queue::LocalQueues;
 use super::op::Op;
 use super::session::{Grant, SessionState};
+use super::sessions::OpenError;
 use crate::engine::{Engine, Guarantees};
 use crate::{Error, ErrorKind, Loss, Options};
 
@@ -37,8 +38,8 @@ pub(super) struct Driver<E> {
     pub(super) current: RefCell<Option<Rc<CurrentSession>>>,
     /// Notified when a session was opened or cannot be opened, and when the client is closed.
     pub(super) opened: Notify,
-    /// Why no session can be opened until the operator changes something.
-    pub(super) open_error: RefCell<Option<String>>,
+    /// Why the last attempt to open a session failed; `None` if it did not.
+    pub(super) open_error: RefCell<Option<OpenError>>,
     /// Dropped when the client is closed or its keeper ends. Watches subscribe to it and end with it.
     pub(super) open_client: RefCell<Option<watch::Sender<()>>>,
 }

@@ -112,11 +112,14 @@ pub(crate) struct Grant {
     loss: OnceLock<Loss>,
     /// A release was sent, and may have taken effect.
     was_release_sent: AtomicBool,
+    /// The application is done with it. The release may not have been sent yet.
+    is_given_up: AtomicBool,
 }
 
 impl Grant {
     pub(crate) fn new(token: Token, locks: LockNames, session: Arc<SessionState>) -> Grant {
-        Grant { token, locks, session, loss: OnceLock::new(), was_release_sent: AtomicBool::new(false) }
+        let (was_release_sent, is_given_up) = (AtomicBool::new(false), AtomicBool::new(false));
+        Grant { token, locks, session, loss: OnceLock::new(), was_release_sent, is_given_up }
     }
 
     pub(crate) fn lose(&self, loss: Loss) {
@@ -126,10 +129,18 @@ impl Grant {
     }
 
     pub(crate) fn standing(&self) -> Standing {
-        match self.loss.get() {
-            Some(loss) => Standing::Lost(loss.clone()),
-            None => self.session.standing(),
+        match (self.loss.get(), self.session.standing()) {
+            (Some(loss), _) => Standing::Lost(loss.clone()),
+            (None, Standing::Lost(loss)) => Standing::Lost(loss),
+            (None, _) if self.is_given_up.load(Ordering::Acquire) => Standing::Lost(Loss::Released),
+            (None, standing) => standing,
         }
+    }
+
+    /// Refuses the token from now on: the grant is about to be released, and another client may get the lock before the reply comes.
+    pub(crate) fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::Release);
+        self.session.changed.notify_waiters();
     }
 
     /// The loss of the grant, or of its session, that the keeper has noted.

@@ -10,6 +10,7 @@ use tokio::task::spawn_local;
 
 use super::CLOSE_TIMEOUT;
 use super::driver::{CurrentSession, Driver, RETRY};
+use super::op::Wait;
 use super::renewal::{Renewal, Step};
 use super::session::SessionState;
 use crate::engine::{Engine, Failure, Notice, Opened, Unavailable};
@@ -17,6 +18,14 @@ use crate::{BootInstant, Error, ErrorKind, Loss};
 
 /// The longest pause between two attempts to open a session.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Why no session could be opened.
+#[derive(Clone)]
+pub(super) struct OpenError {
+    what: String,
+    /// Whether it may succeed without a change by the operator.
+    is_retryable: bool,
+}
 
 /// An open session and its renewal.
 pub(super) struct Session {
@@ -79,25 +88,42 @@ impl<E: Engine> Driver<E> {
         }
     }
 
-    /// Fails pending acquires if no session can be opened until the operator changes something.
+    /// Notes why no session can be opened, for the acquires that wait for one.
     fn note_open_error(&self, error: &Error) {
-        let what = match error.kind() {
-            ErrorKind::Outage { what, is_retryable: false, .. } | ErrorKind::Denied { what } => Some(what.clone()),
-            _ => None,
+        let noted = match error.kind() {
+            ErrorKind::Outage { what, is_retryable, .. } => {
+                OpenError { what: what.clone(), is_retryable: *is_retryable }
+            }
+            ErrorKind::Denied { what } => OpenError { what: what.clone(), is_retryable: false },
+            _ => OpenError { what: error.to_string(), is_retryable: error.is_retryable() },
         };
-        *self.open_error.borrow_mut() = what;
+        *self.open_error.borrow_mut() = Some(noted);
         self.opened.notify_waiters();
     }
 
-    /// Waits until opening a session fails for good; returns why.
-    pub(super) async fn open_failed(&self) -> Error {
+    /// Waits until opening a session fails for good, or once more if the caller does not wait for a later attempt; returns why.
+    pub(super) async fn open_failed(&self, wait: Wait) -> Error {
+        let mut is_new = false;
         loop {
             let opened = self.opened.notified();
-            if let Some(what) = self.open_error.borrow().clone() {
-                return self.error(Failure::from(Unavailable::new(what).without_effect().permanent()), "acquire");
+            let failed = self.open_error.borrow().clone();
+            if failed.is_some_and(|error| !error.is_retryable || (is_new && wait == Wait::No)) {
+                return self.no_session();
             }
             opened.await;
+            is_new = true;
         }
+    }
+
+    /// The error of an acquire without a session.
+    pub(super) fn no_session(&self) -> Error {
+        let failed = self.open_error.borrow().clone();
+        let OpenError { what, is_retryable } = failed.unwrap_or_else(|| OpenError {
+            what: "there is no session, and the engine has not answered the request for a new one".to_owned(),
+            is_retryable: true,
+        });
+        let why = Unavailable::new(what).without_effect();
+        self.error(Failure::from(if is_retryable { why } else { why.permanent() }), "acquire")
     }
 
     /// Keeps one session until it is lost; returns why.

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use palisade::recipe::Change;
 use palisade::{ErrorKind, Loss, Options, Palisade};
 use palisade_testbench::faulty_engine::{Act, Call, Cut, EngineFaults};
 use tokio::runtime::Builder;
@@ -271,6 +272,57 @@ fn a_waiter_at_a_silent_engine_learns_of_the_lost_session() {
         for name in ["held", "one", "two"] {
             fixture.nothing_is_left(name).await;
         }
+    });
+}
+
+/// The partition can go to its next owner while the reply to the release is on its way.
+#[test]
+fn a_partition_that_is_lost_has_no_token() {
+    check(async {
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let (client, other) = (fixture.faulty_client(&faults).await, fixture.client().await);
+        let mut slow =
+            client.partitions("orders", 2).grace(Duration::from_millis(50)).join(2).await.expect("a member");
+        let mut owned = Vec::new();
+        while owned.len() < 2 {
+            if let Change::Gained(ownership) = slow.next().await.expect("a change") {
+                owned.push(ownership);
+            }
+        }
+        let gate = faults.hold_answer(Call::Release);
+        let _other = other.partitions("orders", 2).join(2).await.expect("a member");
+        let lost = loop {
+            if let Change::Lost { partition, .. } = slow.next().await.expect("a change") {
+                break partition;
+            }
+        };
+        let ownership = owned.iter().find(|ownership| ownership.partition() == lost).expect("it was owned");
+        assert!(ownership.token().is_err());
+        gate.open();
+    });
+}
+
+/// The session is over, and the engine is still gone.
+#[test]
+fn without_a_session_an_attempt_fails_instead_of_waiting_for_the_engine() {
+    check(async {
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client_with(&faults, Options::new().ttl(Duration::from_millis(800))).await;
+        let held = client.lock("held").acquire().await.expect("it is free");
+        faults.cut(Cut::Failing);
+        held.lost().await;
+        let lock = || client.lock("orders/42");
+        let tried = lock().try_acquire().await.expect_err("the engine is gone");
+        let waited = lock().acquire_within(Duration::from_millis(20)).await.expect_err("it is gone");
+        for error in [tried, waited] {
+            assert!(error.is_retryable() && !error.may_have_taken_effect(), "{error}");
+            assert!(error.to_string().contains("orders/42"), "{error}");
+        }
+        // An acquire without a limit waits for the engine.
+        let waiting = tokio::spawn(lock().acquire());
+        faults.until_begun(Call::OpenSession, faults.begun(Call::OpenSession) + 2).await;
+        faults.mend();
+        waiting.await.expect("no panic").expect("the engine is back");
     });
 }
 
