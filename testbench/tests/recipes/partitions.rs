@@ -9,8 +9,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::select_all;
 use palisade::recipe::{Change, Member};
-use palisade::{Error, ErrorKind, Options, Token};
-use palisade_testbench::bounded::{BOUND, block_until, check, within};
+use palisade::{Error, ErrorKind, Misuse, Options, Token};
+use palisade_testbench::bounded::{BOUND, block_until, check, until_some, within};
 use palisade_testbench::fenced_file::FencedFile;
 use palisade_testbench::fixture::{LONG_TTL, unused_name};
 use palisade_testbench::servers::{self, Absent};
@@ -312,6 +312,34 @@ fn a_member_whose_engine_is_gone_for_a_while_loses_everything_and_comes_back() {
         for (before, after) in before.iter().zip(tokens(&member)) {
             assert!(after.1 > before.1);
         }
+    });
+}
+
+/// Its group has another number of partitions by now, and the same key would be in two partitions.
+#[test]
+fn a_member_that_comes_back_to_another_number_of_partitions_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let service = present(servers::Service::start(env!("CARGO_BIN_EXE_serve"), folder.path()));
+    let proxy = palisade_testbench::proxy::Proxy::start(service.address).expect("a proxy");
+    check(BOUND, async {
+        let through = format!("palisade://{}", proxy.address);
+        let palisade = Options::new().ttl(SHORT_TTL).connect(&through).await.expect("a client");
+        let mut member = palisade.partitions("orders", 2).join(2).await.expect("a member");
+        proxy.shut();
+        let direct = format!("palisade://{}", service.address);
+        // It is refused until the first member's session has ended.
+        let _other = until_some("another member", async || join(&direct, "orders", 3).await.ok()).await;
+        proxy.pass();
+        let ended = async {
+            loop {
+                if let Err(error) = member.next().await {
+                    return error;
+                }
+            }
+        };
+        let error = within("it is refused", ended).await;
+        let ErrorKind::Misuse(Misuse::PartitionCount { ours, theirs }) = error.kind() else { panic!("{error}") };
+        assert_eq!((*ours, *theirs), (2, 3));
     });
 }
 

@@ -47,7 +47,7 @@ use palisade_core::{BadNumber, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::client::parse_name;
-use crate::engine::{Level, Offers};
+use crate::engine::{Level, LockInfo, Offers};
 use crate::guard::{Guard, LockGuard};
 use crate::keeper::{Link, Op};
 use crate::lock::Lock;
@@ -152,12 +152,7 @@ impl Partitions {
         let group = Group { link, name, names, count, capacity: capacity.min(count), grace, needed_level };
         // Events that come before the list are in the list too. The view recognises them by their tokens.
         let watch = group.link.call(|reply| Op::Watch(group.names.prefix.clone(), reply)).await?;
-        let membership = group.become_member().await?;
-        let locks = group.link.call(|reply| Op::List(group.names.prefix.clone(), reply)).await?;
-        if let Some(theirs) = View::other_count(&group.names, &locks) {
-            membership.release().await?;
-            return Err(group.error(ErrorKind::Misuse(Misuse::PartitionCount { ours: count, theirs })));
-        }
+        let (membership, locks) = group.become_member().await?;
         let mut view = View::new(group.names.clone());
         view.reset(&locks);
         let (leave, requests) = mpsc::unbounded_channel();
@@ -217,10 +212,18 @@ struct Group {
 }
 
 impl Group {
-    /// Acquires the lock of a new member. Its name is unique, so that it is never queued behind one that has not ended yet.
-    async fn become_member(&self) -> Result<LockGuard, Error> {
+    /// Acquires the lock of a new member, and returns it with the locks of all members. Its name is unique, so that it is never queued
+    /// behind one that has not ended yet.
+    async fn become_member(&self) -> Result<(LockGuard, Vec<LockInfo>), Error> {
         let nonce = RandomState::new().hash_one(0);
-        self.lock(self.names.member(self.capacity, nonce)).acquire().await
+        let membership = self.lock(self.names.member(self.capacity, nonce)).acquire().await?;
+        // Listed afterwards, so that of two members with different numbers at least one finds the other.
+        let locks = self.link.call(|reply| Op::List(self.names.prefix.clone(), reply)).await?;
+        if let Some(theirs) = View::other_count(&self.names, &locks) {
+            membership.release().await?;
+            return Err(self.error(ErrorKind::Misuse(Misuse::PartitionCount { ours: self.count, theirs })));
+        }
+        Ok((membership, locks))
     }
 
     fn partition(&self, partition: u32) -> Lock {
@@ -272,7 +275,7 @@ pub enum Change {
     Losing {
         /// The partition.
         partition: u32,
-        /// When it is released, or may be lost, at the latest.
+        /// When it is released at the latest. If the session ends, it is lost earlier.
         deadline: BootInstant,
     },
     /// The member does not own the partition any more. Its token was refused by [`Guard::token`] before this is reported.

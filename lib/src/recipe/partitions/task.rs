@@ -369,8 +369,10 @@ impl Task {
                 biased;
                 leave = self.leave.recv() => return Err(End::Left(leave)),
                 joined = self.group.become_member() => match joined {
-                    Ok(membership) => {
+                    Ok((membership, locks)) => {
                         self.membership = membership;
+                        self.view.reset(&locks);
+                        self.listing = None;
                         self.act_soon();
                         return Ok(());
                     }
