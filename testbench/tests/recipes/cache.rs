@@ -6,10 +6,10 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use palisade::Palisade;
 use palisade::recipe::cache::{BoxError, Cache, CacheStore, Cached, Memory};
 use palisade::recipe::store::Redis;
-use palisade_testbench::bounded::{BOUND, check_on_threads, until};
+use palisade::{Options, Palisade};
+use palisade_testbench::bounded::{BOUND, check_on_threads, until, within};
 use palisade_testbench::servers;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -133,6 +133,27 @@ impl CacheStore for Broken {
     async fn set(&self, _: &str, _: Vec<u8>, _: Duration) -> Result<(), BoxError> {
         Err("no answer".into())
     }
+}
+
+/// The engine is gone for longer than the TTL. An old value is served, and a missing one is built.
+#[test]
+fn an_engine_that_is_gone_keeps_no_value_back() {
+    check_on_threads(BOUND, async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let service = servers::Service::start(env!("CARGO_BIN_EXE_serve"), folder.path());
+        let service = service.unwrap_or_else(|absent| panic!("{absent}"));
+        let options = Options::new().ttl(Duration::from_secs(1));
+        let palisade = options.connect(&format!("palisade://{}", service.address)).await.expect("a client");
+        let held = palisade.lock("held").acquire().await.expect("it is free");
+        let cache = Cache::new(palisade, Memory::default()).fresh(Duration::ZERO).stale(HOUR);
+        let one = || async { Ok::<_, io::Error>(1) };
+        assert_eq!(cache.get("home", one).await.expect("a value"), 1);
+        drop(service);
+        held.lost().await;
+        for key in ["home", "away"] {
+            assert_eq!(within("a value", cache.get(key, one)).await.expect("a value"), 1);
+        }
+    });
 }
 
 /// Neither the cache nor the lock engine is needed for a value.

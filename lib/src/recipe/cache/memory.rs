@@ -8,6 +8,9 @@ use tokio::time::Instant;
 
 use super::{BoxError, CacheStore, Cached};
 
+/// No value is kept for longer: a century, which a clock can add.
+const LONGEST: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
+
 /// A value, and until when it is kept.
 type Entries = HashMap<String, (Vec<u8>, Instant)>;
 
@@ -28,7 +31,7 @@ impl CacheStore for Memory {
     }
 
     async fn set(&self, key: &str, value: Vec<u8>, keep: Duration) -> Result<(), BoxError> {
-        let until = Instant::now() + keep;
+        let until = Instant::now() + keep.min(LONGEST);
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned(), (value, until));
         Ok(())
     }

@@ -20,17 +20,20 @@
 //! that the last rebuild took (the XFetch algorithm of Vattani, Chierichetti and Lowenstein, VLDB 2015). So in a busy cache values are
 //! replaced before they expire, and no caller waits.
 //!
-//! The lock is an [efficiency](crate::Request::efficiency) lock: two processes may rebuild the same value at once. If the lock engine does
-//! not answer, every process rebuilds for itself. If the cache does not answer, the value is rebuilt and returned.
+//! The lock is an [efficiency](crate::Request::efficiency) lock: two processes may rebuild the same value at once. While the lock engine
+//! does not answer, an old value is served as it is, and a missing one is built by every process for itself, after the TTL and some
+//! seconds at the latest.
+//! If the cache does not answer, the value is built and returned.
 
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
 
+use std::collections::HashSet;
 use std::error::Error as StdError;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -40,12 +43,14 @@ use tokio::time::Instant;
 pub use memory::Memory;
 
 use crate::Palisade;
-use crate::guard::EfficiencyGuard;
 
 /// How long a value is fresh, unless [`Cache::fresh`] says otherwise.
 const FRESH: Duration = Duration::from_secs(60);
 /// How long an old value is served, unless [`Cache::stale`] says otherwise.
 const STALE: Duration = Duration::from_secs(600);
+
+/// How often a caller that waits for the lock of a missing value polls the cache.
+const POLL: Duration = Duration::from_secs(5);
 
 /// Any error.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
@@ -74,12 +79,15 @@ pub struct Cache<C> {
     store: Arc<C>,
     fresh: Duration,
     stale: Duration,
+    /// The keys whose old values a task of this process tries to rebuild. One task for each is enough.
+    rebuilding: Arc<Mutex<HashSet<String>>>,
 }
 
 impl<C> Clone for Cache<C> {
     fn clone(&self) -> Cache<C> {
-        let Cache { palisade, store, fresh, stale } = self;
-        Cache { palisade: palisade.clone(), store: store.clone(), fresh: *fresh, stale: *stale }
+        let Cache { palisade, store, fresh, stale, rebuilding } = self;
+        let (palisade, store, rebuilding) = (palisade.clone(), store.clone(), rebuilding.clone());
+        Cache { palisade, store, fresh: *fresh, stale: *stale, rebuilding }
     }
 }
 
@@ -102,7 +110,7 @@ enum Age {
 impl<C: CacheStore> Cache<C> {
     /// A cache in this store, with the locks of this client.
     pub fn new(palisade: Palisade, store: C) -> Cache<C> {
-        Cache { palisade, store: Arc::new(store), fresh: FRESH, stale: STALE }
+        Cache { palisade, store: Arc::new(store), fresh: FRESH, stale: STALE, rebuilding: Arc::default() }
     }
 
     /// Sets how long a value is fresh; a minute otherwise.
@@ -133,30 +141,53 @@ impl<C: CacheStore> Cache<C> {
     {
         if let Some((value, age)) = self.find(key).await {
             if age == Age::Old
-                && let Some(guard) = self.try_lock(key).await
+                && let Some(rebuilding) = Rebuilding::begin(&self.rebuilding, key)
             {
-                let (cache, key) = (self.clone(), key.to_owned());
-                tokio::spawn(async move { cache.rebuild(&key, build, guard).await });
+                let cache = self.clone();
+                tokio::spawn(async move { cache.rebuild(&rebuilding.key, build).await });
             }
             return Ok(value);
         }
-        let guard = self.lock(key).await;
-        if let Some((value, _)) = self.find(key).await {
-            // The holder before has built it.
-            return Ok(value);
-        }
+        let lock = || self.palisade.lock(lock_name(key)).efficiency();
+        // Without a session this fails sooner than a wait.
+        let mut acquired = lock().try_acquire().await;
+        let guard = loop {
+            if let Ok(None) = acquired {
+                acquired = lock().acquire_within(POLL).await;
+            }
+            // The holder before has built it, or the one that holds the lock is about to release it.
+            if let Some((value, _)) = self.find(key).await {
+                return Ok(value);
+            }
+            match acquired {
+                Ok(Some(guard)) => break Some(guard),
+                Ok(None) => acquired = Ok(None),
+                Err(error) => {
+                    tracing::warn!(key, %error, "a cached value is built without its lock");
+                    break None;
+                }
+            }
+        };
         let value = self.build(key, build).await?;
         drop(guard);
         Ok(value)
     }
 
-    /// Rebuilds a value while the old one is served.
-    async fn rebuild<T, E, F>(&self, key: &str, build: impl FnOnce() -> F, guard: EfficiencyGuard)
+    /// Rebuilds a value while the old one is served, unless another process does.
+    async fn rebuild<T, E, F>(&self, key: &str, build: impl FnOnce() -> F)
     where
         T: Serialize + DeserializeOwned,
         E: fmt::Display,
         F: Future<Output = Result<T, E>>,
     {
+        let guard = match self.palisade.lock(lock_name(key)).efficiency().try_acquire().await {
+            Ok(Some(guard)) => guard,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!(key, %error, "a cached value is not rebuilt, because its lock failed");
+                return;
+            }
+        };
         // Another process may have rebuilt it since it was read.
         if !matches!(self.find::<T>(key).await, Some((_, Age::Fresh)))
             && let Err(error) = self.build(key, build).await
@@ -175,7 +206,7 @@ impl<C: CacheStore> Cache<C> {
         let value = build().await?;
         let entry = serde_json::to_vec(&Entry { took: began_at.elapsed(), value: &value });
         let stored = match entry {
-            Ok(entry) => self.store.set(key, entry, self.fresh + self.stale).await,
+            Ok(entry) => self.store.set(key, entry, self.fresh.saturating_add(self.stale)).await,
             Err(error) => Err(error.into()),
         };
         if let Err(error) = stored {
@@ -193,20 +224,25 @@ impl<C: CacheStore> Cache<C> {
         let age = age(cached.left.saturating_sub(self.stale), entry.took, random_fraction());
         Some((entry.value, age))
     }
+}
 
-    /// Returns the lock of a key if it is free.
-    async fn try_lock(&self, key: &str) -> Option<EfficiencyGuard> {
-        let lock = self.palisade.lock(lock_name(key)).efficiency().try_acquire().await;
-        lock.inspect_err(
-            |error| tracing::warn!(key, %error, "a cached value is not rebuilt, because its lock failed"),
-        )
-        .ok()?
+/// A key whose value a task of this process tries to rebuild.
+struct Rebuilding {
+    keys: Arc<Mutex<HashSet<String>>>,
+    key: String,
+}
+
+impl Rebuilding {
+    /// Returns `None` if another task tries to rebuild it already.
+    fn begin(keys: &Arc<Mutex<HashSet<String>>>, key: &str) -> Option<Rebuilding> {
+        let is_first = keys.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned());
+        is_first.then(|| Rebuilding { keys: keys.clone(), key: key.to_owned() })
     }
+}
 
-    /// Waits for the lock of a key. Without the engine the caller goes on without it.
-    async fn lock(&self, key: &str) -> Option<EfficiencyGuard> {
-        let lock = self.palisade.lock(lock_name(key)).efficiency().acquire().await;
-        lock.inspect_err(|error| tracing::warn!(key, %error, "a cached value is built without its lock")).ok()
+impl Drop for Rebuilding {
+    fn drop(&mut self) {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
     }
 }
 
@@ -224,7 +260,8 @@ fn lock_name(key: &str) -> String {
 
 /// Decides whether a value is to be rebuilt: certainly when it is no longer fresh, and before that with a probability of `e^(-left/took)`.
 fn age(fresh_left: Duration, took: Duration, fraction: f64) -> Age {
-    let early = took.mul_f64(-fraction.ln());
+    // `took` is read from the cache, so it can be any value.
+    let early = Duration::try_from_secs_f64(took.as_secs_f64() * -fraction.ln()).unwrap_or(Duration::MAX);
     if fresh_left <= early { Age::Old } else { Age::Fresh }
 }
 
@@ -246,6 +283,7 @@ mod tests {
         assert_eq!(age(second, took, 0.5), Age::Fresh, "half of all callers rebuild at 0.69 s before the end");
         assert_eq!(age(second, took, 0.3), Age::Old);
         assert_eq!(age(second, 3 * took, 0.5), Age::Old);
+        assert_eq!(age(second, Duration::MAX, 0.3), Age::Old, "a cache may contain anything");
         assert_eq!(
             age(Duration::from_secs(60), took, f64::MIN_POSITIVE.max(1e-16)),
             Age::Fresh,

@@ -8,6 +8,8 @@ use redis::{FromRedisValue, Script};
 use super::{BoxError, CacheStore, Cached};
 use crate::recipe::store::Redis;
 
+/// A part of the keys.
+const RECIPE: &str = "cache";
 /// Both in one step: the value could expire between two commands.
 static GET: LazyLock<Script> =
     LazyLock::new(|| Script::new("return { redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1]) }"));
@@ -16,7 +18,7 @@ static SET: LazyLock<Script> =
 
 impl CacheStore for Redis {
     async fn get(&self, key: &str) -> Result<Option<Cached>, BoxError> {
-        let reply = self.call(("get", key), &GET.key(value_key(key))).await?;
+        let reply = self.call(("get", key), &GET.key(self.key(RECIPE, key))).await?;
         let (value, left_ms) = <(Option<Vec<u8>>, i64)>::from_redis_value(reply)?;
         let left = u64::try_from(left_ms).map(Duration::from_millis);
         Ok(value.zip(left.ok()).map(|(value, left)| Cached { value, left }))
@@ -24,11 +26,7 @@ impl CacheStore for Redis {
 
     async fn set(&self, key: &str, value: Vec<u8>, keep: Duration) -> Result<(), BoxError> {
         let keep_ms = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX).max(1);
-        self.call(("set", key), SET.key(value_key(key)).arg(value).arg(keep_ms)).await?;
+        self.call(("set", key), SET.key(self.key(RECIPE, key)).arg(value).arg(keep_ms)).await?;
         Ok(())
     }
-}
-
-fn value_key(key: &str) -> String {
-    format!("palisade:cache:{key}")
 }
