@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::Request;
+use axum::extract::{OriginalUri, Request};
 use axum::http::request::Parts;
 use axum::http::{Response, StatusCode};
 use axum::routing::post;
@@ -16,11 +16,16 @@ use palisade::recipe::once::Step;
 use palisade::recipe::once::http::IdempotencyLayer;
 use palisade::recipe::store::Sqlite;
 use palisade_testbench::bounded::{BOUND, check_on_threads, until};
+use tempfile::TempDir;
 use tokio::sync::Notify;
 use tower::ServiceExt;
 
+const DATABASE: &str = "once.db";
+
 struct Fixture {
     app: Router,
+    /// With the database.
+    folder: TempDir,
     calls: Arc<AtomicU32>,
     /// Lets a call to `/slow` go on.
     go: Arc<Notify>,
@@ -29,7 +34,8 @@ struct Fixture {
 impl Fixture {
     async fn new(adapt: impl FnOnce(IdempotencyLayer<Sqlite>) -> IdempotencyLayer<Sqlite>) -> Fixture {
         let palisade = palisade::connect("memory:").await.expect("an engine");
-        let store = Sqlite::open(":memory:").await.expect("a database");
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Sqlite::open(folder.path().join(DATABASE)).await.expect("a database");
         let caller = |parts: &Parts| {
             let user = parts.headers.get("x-user").map(|user| user.as_bytes().to_vec());
             String::from_utf8(user.unwrap_or_default()).expect("text")
@@ -62,10 +68,14 @@ impl Fixture {
             may_go.notified().await;
             "slow"
         };
-        let long = || async { "x".repeat(4096) };
+        let count = calls.clone();
+        let long = move |length: String| async move {
+            count.fetch_add(1, SeqCst);
+            "x".repeat(length.parse().expect("a number"))
+        };
         let routes =
             Router::new().route("/charges", post(charge)).route("/fail", post(fail)).route("/slow", post(slow));
-        Fixture { app: routes.route("/long", post(long)).layer(layer), calls, go }
+        Fixture { app: routes.route("/long", post(long)).layer(layer), folder, calls, go }
     }
 
     /// Sends a request, and returns the status, whether it was replayed, the location and the body.
@@ -82,6 +92,12 @@ impl Fixture {
         let status = parts.status.as_u16();
         let body = body.collect().await.expect("a body").to_bytes();
         (status, is_replayed, location, String::from_utf8_lossy(&body).into_owned())
+    }
+
+    /// Removes all records.
+    fn forget_everything(&self) {
+        let database = rusqlite::Connection::open(self.folder.path().join(DATABASE)).expect("the database");
+        assert_eq!(database.execute("DELETE FROM palisade_once", []).expect("records"), 1);
     }
 
     fn calls(&self) -> u32 {
@@ -202,11 +218,46 @@ fn bad_keys_and_long_bodies_change_nothing() {
 #[test]
 fn a_long_response_is_not_performed_twice() {
     check_on_threads(BOUND, async {
-        let fixture = Fixture::new(|layer| layer.max_body_bytes(1024)).await;
-        for _ in 0..2 {
-            let (status, _, _, body) = fixture.post("/long", Some("k1"), "anna", "").await;
-            assert_eq!(status, 500);
-            assert!(body.contains("was performed"), "{body}");
+        // Longer than allowed, and longer than any record.
+        for (max_bytes, length) in [(1024, "1025"), (8 << 20, "5000000")] {
+            let fixture = Fixture::new(|layer| layer.max_body_bytes(max_bytes)).await;
+            for _ in 0..2 {
+                let (status, _, _, body) = fixture.post("/long", Some("k1"), "anna", length).await;
+                assert_eq!(status, 500);
+                assert!(body.contains("was performed"), "{body}");
+                assert_eq!(fixture.calls(), 1);
+            }
         }
+    });
+}
+
+/// No repeat is under way, so the client is not told to come back for the response.
+#[test]
+fn a_response_whose_record_is_gone_invites_no_repeat() {
+    check_on_threads(BOUND, async {
+        let fixture = Arc::new(Fixture::new(|layer| layer).await);
+        let first = tokio::spawn({
+            let fixture = fixture.clone();
+            async move { fixture.post("/slow", Some("k1"), "anna", "").await }
+        });
+        until("the service is called", async || fixture.calls() == 1).await;
+        fixture.forget_everything();
+        fixture.go.notify_one();
+        let (status, _, _, body) = first.await.expect("no panic");
+        assert_eq!(status, 500, "{body}");
+        assert!(body.contains("could not be kept"), "{body}");
+    });
+}
+
+/// A router that strips a prefix hides it from the layers inside.
+#[test]
+fn the_whole_path_counts_if_the_layer_is_told_so() {
+    check_on_threads(BOUND, async {
+        let whole = |parts: &Parts| parts.extensions.get::<OriginalUri>().expect("a router").0.to_string();
+        let mut fixture = Fixture::new(|layer| layer.target(whole)).await;
+        fixture.app = Router::new().nest("/accounts/{id}", fixture.app);
+        assert_eq!(fixture.post("/accounts/1/charges", Some("k1"), "anna", "5 EUR").await.0, 201);
+        assert_eq!(fixture.post("/accounts/2/charges", Some("k1"), "anna", "5 EUR").await.0, 422);
+        assert!(fixture.post("/accounts/1/charges", Some("k1"), "anna", "5 EUR").await.1, "it is a repeat");
     });
 }

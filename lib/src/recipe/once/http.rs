@@ -9,6 +9,7 @@
 //! | a repeat | the kept one |
 //! | a repeat while the first is under way | it waits for up to [`wait`](IdempotencyLayer::wait), then 409 with `retry-after` |
 //! | the same key with another method, path or body | 422 |
+//! | one whose response is longer than [allowed](IdempotencyLayer::max_body_bytes), and its repeats | 500, which says that it was performed |
 //! | a malformed key, or none where one is [`required`](IdempotencyLayer::required) | 400 |
 //! | a body that is longer than allowed | 413 |
 //! | the lock engine or the store fails before the service was called | 503 with `retry-after` |
@@ -26,9 +27,11 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, TRANSFER_ENCODING,
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, TE, TRAILER, TRANSFER_ENCODING,
+    UPGRADE,
 };
 use http::request::Parts;
+use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
@@ -37,7 +40,7 @@ use serde::{Deserialize, Serialize};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{KEEP, OnceError, OnceStore};
+use super::{KEEP, MAX_OUTCOME_BYTES, OnceError, OnceStore};
 use crate::Palisade;
 
 /// The header with the key of a request.
@@ -45,6 +48,7 @@ pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key
 /// The header of a response that was kept.
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 /// The longest key that is accepted.
 const MAX_KEY_BYTES: usize = 255;
 /// The longest request and response body, unless [`IdempotencyLayer::max_body_bytes`] says otherwise.
@@ -52,7 +56,8 @@ const MAX_BODY_BYTES: usize = 1 << 20;
 const WAIT: Duration = Duration::from_secs(10);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
-type Caller = Arc<dyn Fn(&Parts) -> String + Send + Sync>;
+/// Derives something from the head of a request.
+type Derive = Arc<dyn Fn(&Parts) -> String + Send + Sync>;
 
 /// A layer that lets a request with an `Idempotency-Key` happen once. See the [module](self).
 ///
@@ -78,7 +83,8 @@ type Caller = Arc<dyn Fn(&Parts) -> String + Send + Sync>;
 pub struct IdempotencyLayer<S> {
     palisade: Palisade,
     store: S,
-    caller: Caller,
+    caller: Derive,
+    target: Derive,
     settings: Settings,
 }
 
@@ -93,7 +99,7 @@ struct Settings {
 
 impl<S: fmt::Debug> fmt::Debug for IdempotencyLayer<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let IdempotencyLayer { palisade, store, caller: _, settings } = self;
+        let IdempotencyLayer { palisade, store, settings, .. } = self;
         let mut debug = f.debug_struct("IdempotencyLayer");
         debug.field("palisade", palisade).field("store", store).field("settings", settings).finish_non_exhaustive()
     }
@@ -110,7 +116,33 @@ impl<S: OnceStore> IdempotencyLayer<S> {
             is_required: false,
             accepts_failover: false,
         };
-        IdempotencyLayer { palisade, store, caller: Arc::new(caller), settings }
+        let target = |request: &Parts| request.uri.path_and_query().map_or("", PathAndQuery::as_str).to_owned();
+        IdempotencyLayer { palisade, store, caller: Arc::new(caller), target: Arc::new(target), settings }
+    }
+
+    /// Sets how the target of a request is found: what the request changes, which a key must not be used for twice. Otherwise it is the
+    /// path and query of the request. A router that strips a prefix, as `Router::nest` of axum does, hides that prefix from the
+    /// layers inside: put the layer outside of it, or return the whole path here.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use palisade::recipe::{once::http::IdempotencyLayer, store::Sqlite};
+    /// # let (palisade, store) = (palisade::connect("memory:").await?, Sqlite::open(":memory:").await?);
+    /// use axum::extract::OriginalUri;
+    /// use axum::{Router, routing::post};
+    ///
+    /// let whole = |request: &http::request::Parts| match request.extensions.get::<OriginalUri>() {
+    ///     Some(OriginalUri(uri)) => uri.to_string(),
+    ///     None => request.uri.to_string(),
+    /// };
+    /// let layer = IdempotencyLayer::new(palisade, store, |_| "the only caller".to_owned()).target(whole);
+    /// let charges: Router = Router::new().route("/charges", post(|| async { "charged" })).layer(layer);
+    /// let app: Router = Router::new().nest("/accounts/{id}", charges);
+    /// # let _ = app; Ok(()) }
+    /// ```
+    pub fn target(mut self, target: impl Fn(&Parts) -> String + Send + Sync + 'static) -> Self {
+        self.target = Arc::new(target);
+        self
     }
 
     /// Sets how long a response is kept; a day otherwise.
@@ -126,8 +158,8 @@ impl<S: OnceStore> IdempotencyLayer<S> {
         self
     }
 
-    /// Sets the longest body of a request, and of a response that is kept; 1 MiB otherwise. Of a longer response a repeat gets only
-    /// an error, 500, that says that the request was performed.
+    /// Sets the longest body of a request, and of a response that is kept; 1 MiB otherwise. A response of more than 4 MiB is never
+    /// kept. Instead of a longer response, the first caller and its repeats get an error, 500, that says that the request was performed.
     pub fn max_body_bytes(mut self, max: usize) -> Self {
         self.settings.max_body_bytes = max;
         self
@@ -238,7 +270,7 @@ impl<S: OnceStore + Clone> IdempotencyLayer<S> {
             Err(_) => return Refusal::BROKEN_BODY.response(),
         };
         let caller = (self.caller)(&parts);
-        let target = parts.uri.path_and_query().map_or("", |target| target.as_str());
+        let target = (self.target)(&parts);
         let request = digest(&[parts.method.as_str().as_bytes(), target.as_bytes(), &body]);
         let mut once = self.palisade.once(format!("http/{}", hex(&digest(&[caller.as_bytes(), key]))), &self.store);
         once = once.request(request).keep(self.settings.keep);
@@ -253,8 +285,7 @@ impl<S: OnceStore + Clone> IdempotencyLayer<S> {
             parts.extensions.insert(Arc::new(step));
             let request = Request::from_parts(parts, http_body_util::Either::Right(Full::new(body)));
             let response = inner.call(request).await.map_err(|error| NotKept::Broken(error.into()))?;
-            let kept = keep(response, max_bytes).await?;
-            postcard::to_allocvec(&kept).map_err(|error| NotKept::Broken(error.into()))
+            encode(keep(response, max_bytes).await?).map_err(|error| NotKept::Broken(error.into()))
         };
         let response = match once.run_bytes(Some(self.settings.wait), work).await {
             Ok(Some(kept)) => kept,
@@ -265,9 +296,14 @@ impl<S: OnceStore + Clone> IdempotencyLayer<S> {
                 return Refusal::FAILED.response();
             }
             Err(OnceError::OtherRequest { .. }) => return Refusal::OTHER_REQUEST.response(),
-            Err(OnceError::TakenOver { token, by, .. }) => {
-                tracing::warn!(%token, ?by, "the response was refused, because a repeat has taken over");
+            Err(OnceError::TakenOver { token, by: Some(by), .. }) => {
+                tracing::warn!(%token, %by, "the response was refused, because a repeat has taken over");
                 return Refusal::UNDER_WAY.response();
+            }
+            // No repeat is under way, and one would perform the request again.
+            Err(OnceError::TakenOver { token, by: None, .. }) => {
+                tracing::warn!(%token, "the response was refused, because its record is gone");
+                return Refusal::NOT_KEPT.response();
             }
             Err(OnceError::Failed(error)) => {
                 tracing::warn!(%error, "a request with an idempotency key failed");
@@ -279,25 +315,37 @@ impl<S: OnceStore + Clone> IdempotencyLayer<S> {
     }
 }
 
+/// Encodes a response, without its body if that is too long for a record.
+fn encode(mut kept: Kept) -> Result<Vec<u8>, postcard::Error> {
+    let encoded = postcard::to_allocvec(&kept)?;
+    if encoded.len() <= MAX_OUTCOME_BYTES {
+        return Ok(encoded);
+    }
+    kept.body = None;
+    postcard::to_allocvec(&kept)
+}
+
 /// Reads a response, if it is one to keep.
 async fn keep<R>(response: Response<R>, max_bytes: usize) -> Result<Kept, NotKept>
 where
     R: Body<Data: Buf, Error: Into<BoxError>>,
 {
-    let (parts, body) = response.into_parts();
+    let (mut parts, body) = response.into_parts();
     // A response that is too long is read to its end, so that the service finishes, but not kept in memory.
     let body = match read(body, max_bytes).await {
         Ok(body) => body,
         Err(error) => return Err(NotKept::Broken(error.into())),
     };
+    // These describe one connection or are computed for each response.
+    for name in [CONNECTION, CONTENT_LENGTH, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, KEEP_ALIVE] {
+        parts.headers.remove(name);
+    }
     if parts.status.is_server_error() {
         let body = Full::new(body.map(Bytes::from).unwrap_or_default());
         return Err(NotKept::Failed(Response::from_parts(parts, body)));
     }
-    // These describe one connection or are computed for each response.
-    let passing = [CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING];
-    let headers = parts.headers.iter().filter(|(name, _)| !passing.contains(name));
-    let headers = headers.map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_owned())).collect();
+    let headers =
+        parts.headers.iter().map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_owned())).collect();
     Ok(Kept { status: parts.status.as_u16(), headers, body })
 }
 
