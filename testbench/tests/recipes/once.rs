@@ -9,7 +9,7 @@ use palisade::recipe::once::{
     Attempt, Begun, Finished, KEEP, OnceError, OnceStore, POSTGRES_SCHEMA, PostgresClaim, Record, claim_in_postgres,
 };
 use palisade::recipe::store::{Mysql, Postgres, Redis, Sqlite};
-use palisade::{Palisade, Token};
+use palisade::{ErrorKind, Misuse, Palisade, Token};
 use palisade_testbench::bounded::{BOUND, check_on_threads, until};
 use palisade_testbench::fixture::unused_name;
 use palisade_testbench::servers;
@@ -279,6 +279,8 @@ async fn follows_the_rules(store: &impl OnceStore) {
                             let previous = record.as_ref().and_then(|record| record.token);
                             let previous = previous.filter(|previous| *previous < attempt.token);
                             let token = Some(attempt.token);
+                            // The first request stays.
+                            let request = record.take().and_then(|record| record.request).or(request);
                             *record = Some(Record { token, request, outcome: None, is_expired: false });
                             Begun::Run { previous }
                         }
@@ -304,6 +306,24 @@ async fn follows_the_rules(store: &impl OnceStore) {
             }
         }
     }
+}
+
+/// As with locks, the clients of one namespace share records, and others do not.
+#[test]
+fn each_namespace_of_redis_has_its_own_records() {
+    check_on_threads(BOUND, async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let server = servers::Redis::start(folder.path(), "always").unwrap_or_else(|absent| panic!("{absent}"));
+        let palisade = locks().await;
+        for (number, namespace) in [(1, "staging"), (2, "production")] {
+            let url = format!("{}/?namespace={namespace}", server.url());
+            let store = Redis::connect(&url).await.expect("a connection");
+            let outcome = palisade.once("charge/42", &store).run(async |_| Ok::<_, Never>(number)).await;
+            assert_eq!(outcome.expect("an outcome"), number);
+        }
+        let error = Redis::connect(&format!("{}/?replicas=1", server.url())).await.expect_err("it would not wait");
+        assert!(matches!(error.kind(), ErrorKind::Misuse(Misuse::Url(_))), "{error}");
+    });
 }
 
 /// Records whose time has passed do not pile up.
@@ -381,6 +401,15 @@ fn two_transactions_do_the_work_exactly_once() {
         assert!(failed.is_err());
         let claimed = claim_in_postgres(&third, "payment/43").await.expect("a claim");
         assert!(matches!(claimed, PostgresClaim::Unfinished), "{claimed:?}");
+        third.commit().await.expect("a commit");
+
+        // A transaction that commits without an outcome leaves the work to the next one.
+        for _ in 0..2 {
+            let transaction = one.transaction().await.expect("a transaction");
+            let claimed = claim_in_postgres(&transaction, "payment/44").await.expect("a claim");
+            assert!(matches!(claimed, PostgresClaim::First(_)), "{claimed:?}");
+            transaction.commit().await.expect("a commit");
+        }
     });
 }
 

@@ -37,7 +37,7 @@ mod sqlite;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use palisade_core::{BadName, BadNumber, LockName, Token};
 use serde::Serialize;
@@ -72,6 +72,8 @@ const OPERATION: &str = "run once";
 const FINISH_ATTEMPTS: u32 = 14;
 const FINISH_DELAY: Duration = Duration::from_millis(100);
 const MAX_FINISH_DELAY: Duration = Duration::from_secs(2);
+/// After this time, keeping an outcome is tried once more. A store that is gone may take a minute to fail.
+const FINISH_TIME: Duration = Duration::from_secs(30);
 
 /// A database that keeps the records. [`store`](super::store) has those that implement it; no other type can.
 #[allow(private_bounds, reason = "this seals the trait")]
@@ -470,7 +472,7 @@ impl<S: OnceStore> Once<'_, S> {
     }
 }
 
-/// Keeps the outcome of an attempt whose work is done. Retries for some seconds while the store fails: otherwise the next caller would
+/// Keeps the outcome of an attempt whose work is done. Retries for about 20 s while the store fails, and for up to 3 minutes if it does not answer: otherwise the next caller would
 /// do the work again. [`Once::run`] does this by itself.
 ///
 /// # Errors
@@ -482,8 +484,11 @@ pub async fn keep_outcome<S: OnceStore>(
     attempt: &Attempt,
     outcome: &[u8],
 ) -> Result<Finished, Error> {
-    let mut delay = FINISH_DELAY;
+    let (began_at, mut delay) = (Instant::now(), FINISH_DELAY);
     for _ in 1..FINISH_ATTEMPTS {
+        if began_at.elapsed() > FINISH_TIME {
+            break;
+        }
         match store.finish(key, attempt, outcome).await {
             Err(error) if error.is_retryable() => {
                 tracing::warn!(key, %error, "keeping the outcome failed; trying again");

@@ -8,7 +8,7 @@ use mysql_async::{Conn, Error as MysqlError, Row, Transaction, TxOpts, Value};
 use super::record::{number, stored_token};
 use super::{Attempt, Begun, Finished, OnceStore, Record};
 use crate::Error;
-use crate::recipe::store::{Mysql, is_contention, is_missing_in_mysql};
+use crate::recipe::store::{Call, Mysql, is_contention, is_missing_in_mysql};
 
 /// The table of the records. A recipe creates it if it is missing and the user may do so.
 ///
@@ -22,7 +22,7 @@ pub const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS palisade_once (
     INDEX keep_until (keep_until_ms)
 ) ENGINE = InnoDB";
 
-/// Milliseconds since 1970, whatever the time zone of the session is.
+/// Milliseconds since 1970. The sessions of the store use UTC: in a time zone with summer time, two moments can have the same number.
 const NOW_MS: &str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)";
 
 /// A deadlock or a row lock that does not become free fails a transaction. It is repeated this often.
@@ -31,45 +31,60 @@ const ATTEMPTS: u32 = 8;
 impl OnceStore for Mysql {
     async fn find(&self, key: &str) -> Result<Option<Record>, Error> {
         const OPERATION: &str = "read the record of";
-        let mut conn = self.connection(OPERATION, key).await?;
-        match find(&mut conn, key, "").await {
-            Ok(record) => Ok(record.filter(|record| !record.is_expired)),
-            Err(error) if is_missing_in_mysql(&error) => Ok(None),
-            Err(error) => Err(self.error(error, false, OPERATION, key)),
-        }
+        let call = Call { operation: OPERATION, key, writes: false };
+        let work = async {
+            let mut conn = self.connection(OPERATION, key).await?;
+            match find(&mut conn, key, "").await {
+                Ok(record) => Ok(record.filter(|record| !record.is_expired)),
+                Err(error) if is_missing_in_mysql(&error) => Ok(None),
+                Err(error) => Err(self.error(error, false, OPERATION, key)),
+            }
+        };
+        self.bounded(call, work).await
     }
 
     async fn begin(&self, key: &str, attempt: &Attempt) -> Result<Begun, Error> {
         const OPERATION: &str = "begin";
-        let mut conn = self.connection(OPERATION, key).await?;
-        let mut failures = 0;
-        loop {
-            match begin(&mut conn, key, attempt).await {
-                Err(failed) if is_missing_in_mysql(&failed.error) && failures == 0 => {
-                    conn.query_drop(SCHEMA).await.map_err(|error| self.error(error, false, OPERATION, key))?;
+        let call = Call { operation: OPERATION, key, writes: true };
+        let work = async {
+            let mut conn = self.connection(OPERATION, key).await?;
+            let mut failures = 0;
+            loop {
+                match begin(&mut conn, key, attempt).await {
+                    Err(failed) if is_missing_in_mysql(&failed.error) && failures == 0 => {
+                        conn.query_drop(SCHEMA).await.map_err(|error| self.error(error, false, OPERATION, key))?;
+                    }
+                    Err(failed) if is_contention(&failed.error) && failures < ATTEMPTS => {}
+                    begun => {
+                        return begun
+                            .map_err(|failed| self.error(failed.error, failed.is_committing, OPERATION, key));
+                    }
                 }
-                Err(failed) if is_contention(&failed.error) && failures < ATTEMPTS => {}
-                begun => {
-                    return begun.map_err(|failed| self.error(failed.error, failed.is_committing, OPERATION, key));
-                }
+                failures += 1;
             }
-            failures += 1;
-        }
+        };
+        self.bounded(call, work).await
     }
 
     async fn finish(&self, key: &str, attempt: &Attempt, outcome: &[u8]) -> Result<Finished, Error> {
         const OPERATION: &str = "keep the outcome of";
-        let mut conn = self.connection(OPERATION, key).await?;
-        let mut failures = 0;
-        loop {
-            match finish(&mut conn, key, attempt, outcome).await {
-                // The table was dropped while the work was done, and its record with it.
-                Err(failed) if is_missing_in_mysql(&failed.error) => return Ok(Finished::Refused { by: None }),
-                Err(failed) if is_contention(&failed.error) && failures < ATTEMPTS => {}
-                done => return done.map_err(|failed| self.error(failed.error, failed.is_committing, OPERATION, key)),
+        let call = Call { operation: OPERATION, key, writes: true };
+        let work = async {
+            let mut conn = self.connection(OPERATION, key).await?;
+            let mut failures = 0;
+            loop {
+                match finish(&mut conn, key, attempt, outcome).await {
+                    // The table was dropped while the work was done, and its record with it.
+                    Err(failed) if is_missing_in_mysql(&failed.error) => return Ok(Finished::Refused { by: None }),
+                    Err(failed) if is_contention(&failed.error) && failures < ATTEMPTS => {}
+                    done => {
+                        return done.map_err(|failed| self.error(failed.error, failed.is_committing, OPERATION, key));
+                    }
+                }
+                failures += 1;
             }
-            failures += 1;
-        }
+        };
+        self.bounded(call, work).await
     }
 }
 
@@ -92,12 +107,15 @@ async fn commit(transaction: Transaction<'_>) -> Result<(), Failed> {
 
 async fn begin(conn: &mut Conn, key: &str, attempt: &Attempt) -> Result<Begun, Failed> {
     let mut transaction = conn.start_transaction(TxOpts::new()).await?;
-    let params =
-        || (key.as_bytes(), number(attempt.token), attempt.request.clone(), milliseconds(attempt.keep_unfinished()));
+    let params = |request: Option<&[u8]>| {
+        let (token, keep_ms) = (number(attempt.token), milliseconds(attempt.keep_unfinished()));
+        (key.as_bytes().to_owned(), token, request.map(<[u8]>::to_owned), keep_ms)
+    };
+    let request = attempt.request.as_deref();
     let values = format!("INTO palisade_once VALUES (?, ?, ?, NULL, {NOW_MS} + ?)");
     let begun = loop {
         // Also waits for a transaction that has inserted the row and not committed yet.
-        let claimed = transaction.exec_iter(format!("INSERT IGNORE {values}"), params()).await?;
+        let claimed = transaction.exec_iter(format!("INSERT IGNORE {values}"), params(request)).await?;
         if claimed.affected_rows() == 1 {
             drop(claimed);
             break Begun::Run { previous: None };
@@ -105,9 +123,10 @@ async fn begin(conn: &mut Conn, key: &str, attempt: &Attempt) -> Result<Begun, F
         drop(claimed);
         // If the row is gone, another attempt has just removed it, because its time has passed.
         let Some(record) = find(&mut transaction, key, " FOR UPDATE").await? else { continue };
-        let begun = Record::begin(Some(&record), attempt.token, attempt.request.as_deref());
+        let begun = Record::begin(Some(&record), attempt.token, request);
         if let Begun::Run { .. } = begun {
-            transaction.exec_drop(format!("REPLACE {values}"), params()).await?;
+            let request = Record::request(Some(&record), request);
+            transaction.exec_drop(format!("REPLACE {values}"), params(request)).await?;
         }
         break begun;
     };

@@ -26,7 +26,10 @@ end
 if token and token > own then
     return { 'superseded', record[1] }
 end
-redis.call('HSET', KEYS[1], 'token', ARGV[2], 'request', ARGV[3])
+redis.call('HSET', KEYS[1], 'token', ARGV[2])
+if not request or request == '' then
+    redis.call('HSET', KEYS[1], 'request', ARGV[3])
+end
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 if token and token < own then
     return { 'run', record[1] }

@@ -7,7 +7,7 @@ use tokio_postgres::{Client, Error as PgError, Row, Transaction};
 use super::record::{number, stored_token};
 use super::{Attempt, Begun, Finished, OnceStore, Record};
 use crate::Error;
-use crate::recipe::store::{Postgres, big, bytes, float, is_missing, milliseconds, text};
+use crate::recipe::store::{Call, Postgres, big, bytes, float, is_missing, milliseconds, text};
 
 /// The table of the records. A recipe creates it if it is missing and the role may do so.
 pub const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS palisade_once (
@@ -40,38 +40,50 @@ const NO_TOKEN: i64 = 0;
 impl OnceStore for Postgres {
     async fn find(&self, key: &str) -> Result<Option<Record>, Error> {
         const OPERATION: &str = "read the record of";
-        let connection = self.connection(OPERATION, key).await?;
-        let found = connection.query_typed_opt(FIND, &[text(&key)]).await;
-        connection.keep();
-        match found.and_then(|row| row.as_ref().map(record).transpose()) {
-            Ok(record) => Ok(record.filter(|record| !record.is_expired)),
-            Err(error) if is_missing(&error) => Ok(None),
-            Err(error) => Err(self.error(error, false, OPERATION, key)),
-        }
+        let call = Call { operation: OPERATION, key, writes: false };
+        let work = async {
+            let connection = self.connection(OPERATION, key).await?;
+            let found = connection.query_typed_opt(FIND, &[text(&key)]).await;
+            connection.keep();
+            match found.and_then(|row| row.as_ref().map(record).transpose()) {
+                Ok(record) => Ok(record.filter(|record| !record.is_expired)),
+                Err(error) if is_missing(&error) => Ok(None),
+                Err(error) => Err(self.error(error, false, OPERATION, key)),
+            }
+        };
+        self.bounded(call, work).await
     }
 
     async fn begin(&self, key: &str, attempt: &Attempt) -> Result<Begun, Error> {
         const OPERATION: &str = "begin";
-        let mut connection = self.connection(OPERATION, key).await?;
-        let mut begun = begin(&mut connection, key, attempt).await;
-        if begun.as_ref().is_err_and(|failed| is_missing(&failed.error)) {
-            self.create(&connection, (SCHEMA, "palisade_once"), (OPERATION, key)).await?;
-            begun = begin(&mut connection, key, attempt).await;
-        }
-        connection.keep();
-        begun.map_err(|failed| self.error(failed.error, failed.is_committing, OPERATION, key))
+        let call = Call { operation: OPERATION, key, writes: true };
+        let work = async {
+            let mut connection = self.connection(OPERATION, key).await?;
+            let mut begun = begin(&mut connection, key, attempt).await;
+            if begun.as_ref().is_err_and(|failed| is_missing(&failed.error)) {
+                self.create(&connection, (SCHEMA, "palisade_once"), (OPERATION, key)).await?;
+                begun = begin(&mut connection, key, attempt).await;
+            }
+            connection.keep();
+            begun.map_err(|failed| self.error(failed.error, failed.is_committing, OPERATION, key))
+        };
+        self.bounded(call, work).await
     }
 
     async fn finish(&self, key: &str, attempt: &Attempt, outcome: &[u8]) -> Result<Finished, Error> {
         const OPERATION: &str = "keep the outcome of";
-        let mut connection = self.connection(OPERATION, key).await?;
-        let finished = finish(&mut connection, key, attempt, outcome).await;
-        connection.keep();
-        match finished {
-            // The table was dropped while the work was done, and its record with it.
-            Err(failed) if is_missing(&failed.error) => Ok(Finished::Refused { by: None }),
-            finished => finished.map_err(|failed| self.error(failed.error, failed.is_committing, OPERATION, key)),
-        }
+        let call = Call { operation: OPERATION, key, writes: true };
+        let work = async {
+            let mut connection = self.connection(OPERATION, key).await?;
+            let finished = finish(&mut connection, key, attempt, outcome).await;
+            connection.keep();
+            match finished {
+                // The table was dropped while the work was done, and its record with it.
+                Err(failed) if is_missing(&failed.error) => Ok(Finished::Refused { by: None }),
+                finished => finished.map_err(|failed| self.error(failed.error, failed.is_committing, OPERATION, key)),
+            }
+        };
+        self.bounded(call, work).await
     }
 }
 
@@ -103,8 +115,11 @@ async fn begin(client: &mut Client, key: &str, attempt: &Attempt) -> Result<Begu
         }
         // If the row is gone, another attempt has just removed it, because its time has passed.
         let Some(row) = transaction.query_typed_opt(LOCK, &[text(&key)]).await? else { continue };
-        let begun = Record::begin(Some(&record(&row)?), attempt.token, request);
+        let record = record(&row)?;
+        let begun = Record::begin(Some(&record), attempt.token, request);
         if let Begun::Run { .. } = begun {
+            let request = Record::request(Some(&record), request);
+            let claim = [text(&key), big(&token), bytes(&request), float(&keep_ms)];
             transaction.execute_typed(TAKE_OVER, &claim).await?;
         }
         break begun;
@@ -201,13 +216,11 @@ pub async fn claim_in_postgres(
         }
         let Some(row) = transaction.query_typed_opt(LOCK, &[text(&key)]).await? else { continue };
         let record = record(&row)?;
-        return Ok(match record.outcome {
-            _ if record.is_expired => {
-                transaction.execute_typed(TAKE_OVER, &claim).await?;
-                PostgresClaim::First(FirstInPostgres { key: key.to_owned() })
-            }
-            Some(outcome) => PostgresClaim::Done(outcome),
-            None => PostgresClaim::Unfinished,
-        });
+        // Without a token and an outcome: a transaction has claimed it, and committed nevertheless.
+        if record.is_expired || (record.token.is_none() && record.outcome.is_none()) {
+            transaction.execute_typed(TAKE_OVER, &claim).await?;
+            return Ok(PostgresClaim::First(FirstInPostgres { key: key.to_owned() }));
+        }
+        return Ok(record.outcome.map_or(PostgresClaim::Unfinished, PostgresClaim::Done));
     }
 }

@@ -67,6 +67,11 @@ impl Record {
         }
     }
 
+    /// Returns the request to store for an attempt that runs. The first request of a key stays, also if a later attempt has none.
+    pub(super) fn request<'a>(record: Option<&'a Record>, request: Option<&'a [u8]>) -> Option<&'a [u8]> {
+        record.filter(|record| !record.is_expired).and_then(|record| record.request.as_deref()).or(request)
+    }
+
     /// Decides whether an attempt may keep its outcome.
     pub(super) fn finish(record: Option<&Record>, token: Token) -> Finished {
         match record {

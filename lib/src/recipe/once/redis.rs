@@ -10,12 +10,14 @@ use super::{Attempt, Begun, Finished, OnceStore, Record};
 use crate::recipe::store::Redis;
 use crate::{Error, ErrorKind};
 
+/// A part of the keys.
+const RECIPE: &str = "once";
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("once.lua")));
 
 impl OnceStore for Redis {
     async fn find(&self, key: &str) -> Result<Option<Record>, Error> {
         let at = ("read the record of", key);
-        let reply = self.call(at, SCRIPT.key(record_key(key)).arg("find")).await?;
+        let reply = self.call(at, SCRIPT.key(self.key(RECIPE, key)).arg("find")).await?;
         let [token, request, outcome] = fields(reply, at)?;
         let Some(token) = token else { return Ok(None) };
         let token = Some(parse_token(&token, at)?);
@@ -24,7 +26,7 @@ impl OnceStore for Redis {
 
     async fn begin(&self, key: &str, attempt: &Attempt) -> Result<Begun, Error> {
         let at = ("begin", key);
-        let mut script = SCRIPT.key(record_key(key));
+        let mut script = SCRIPT.key(self.key(RECIPE, key));
         script.arg("begin").arg(attempt.token.get()).arg(attempt.request.as_deref().unwrap_or_default());
         let reply = self.call(at, script.arg(milliseconds(attempt.keep_unfinished()))).await?;
         let [word, detail, _] = fields(reply, at)?;
@@ -40,7 +42,7 @@ impl OnceStore for Redis {
 
     async fn finish(&self, key: &str, attempt: &Attempt, outcome: &[u8]) -> Result<Finished, Error> {
         let at = ("keep the outcome of", key);
-        let mut script = SCRIPT.key(record_key(key));
+        let mut script = SCRIPT.key(self.key(RECIPE, key));
         script.arg("finish").arg(attempt.token.get()).arg(outcome);
         let reply = self.call(at, script.arg(milliseconds(attempt.keep))).await?;
         let [word, by, _] = fields(reply, at)?;
@@ -50,10 +52,6 @@ impl OnceStore for Redis {
             _ => return Err(unexpected(at)),
         })
     }
-}
-
-fn record_key(key: &str) -> String {
-    format!("palisade:once:{key}")
 }
 
 fn milliseconds(keep: Duration) -> u64 {
@@ -73,8 +71,8 @@ fn parse_token(text: &[u8], at: (&'static str, &str)) -> Result<Token, Error> {
 }
 
 fn unexpected((operation, key): (&'static str, &str)) -> Error {
-    let what = "its key holds something else than a record; another program uses keys that begin with palisade:once:"
-        .to_owned();
+    let what =
+        "its key holds something else than a record; another program uses keys like palisade:{…}:once:…".to_owned();
     let kind = ErrorKind::Outage { what, may_have_taken_effect: false, is_retryable: false, source: None };
     Error::new(kind, "redis", operation).on(key)
 }

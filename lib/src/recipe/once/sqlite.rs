@@ -34,10 +34,12 @@ impl OnceStore for Sqlite {
     async fn begin(&self, key: &str, attempt: &Attempt) -> Result<Begun, Error> {
         let (owned, attempt) = (key.to_owned(), attempt.clone());
         let begin = move |transaction: &Transaction<'_>| {
-            let begun = Record::begin(find(transaction, &owned)?.as_ref(), attempt.token, attempt.request.as_deref());
+            let record = find(transaction, &owned)?;
+            let begun = Record::begin(record.as_ref(), attempt.token, attempt.request.as_deref());
             if let Begun::Run { .. } = begun {
-                let token = number(attempt.token);
-                store(transaction, &owned, token, attempt.request.as_deref(), None, attempt.keep_unfinished())?;
+                let (token, request) =
+                    (number(attempt.token), Record::request(record.as_ref(), attempt.request.as_deref()));
+                store(transaction, &owned, token, request, None, attempt.keep_unfinished())?;
             }
             let sql = format!(
                 "DELETE FROM palisade_once WHERE key IN

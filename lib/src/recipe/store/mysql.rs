@@ -7,7 +7,7 @@ use std::time::Duration;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error as MysqlError, Pool};
 
-use super::{CONNECT, named, parse_url, within};
+use super::{CONNECT, Call, bounded, named, parse_url, within};
 use crate::engine::mysql::{Config, error};
 use crate::engine::remote::ConnectError;
 use crate::{Error, ErrorKind};
@@ -15,8 +15,8 @@ use crate::{Error, ErrorKind};
 const ENGINE: &str = "mysql";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The settings that the statements are written for: a statement reads what others have committed before it.
-const SETTINGS: &str = "SET SESSION innodb_lock_wait_timeout = 10, autocommit = 1, \
+/// The settings that the statements are written for: a statement reads what others have committed before it, and times are those of UTC.
+const SETTINGS: &str = "SET SESSION innodb_lock_wait_timeout = 5, autocommit = 1, time_zone = '+00:00', \
      sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'";
 const ISOLATION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE";
 
@@ -68,6 +68,15 @@ impl Mysql {
             named(Error::new(error.at(&self.0.config.peer()).failure(false).into(), ENGINE, operation), key)
         };
         within(CONNECT_TIMEOUT, connect).await.map_err(failed)
+    }
+
+    /// Fails a call that takes too long.
+    pub(crate) async fn bounded<T>(
+        &self,
+        call: Call<'_>,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        bounded((ENGINE, &self.0.config.peer()), call, work).await
     }
 
     /// Classifies an error of a statement. `is_committing` tells whether the statement may have committed.

@@ -9,7 +9,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error as PgError};
 
-use super::{CONNECT, named, parse_url, within};
+use super::{CONNECT, Call, bounded, named, parse_url, within};
 use crate::engine::postgres::connection::dial_shared;
 use crate::engine::postgres::{Config, error};
 use crate::engine::remote::ConnectError;
@@ -100,6 +100,15 @@ impl Postgres {
              END $create$"
         );
         client.batch_execute(&create).await.map_err(|error| self.error(error, false, operation, key))
+    }
+
+    /// Fails a call that takes too long.
+    pub(crate) async fn bounded<T>(
+        &self,
+        call: Call<'_>,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        bounded((ENGINE, &self.0.config.peer()), call, work).await
     }
 
     /// Classifies an error of a statement. `is_committing` tells whether the statement may have committed.

@@ -32,6 +32,8 @@ pub struct Redis(Arc<Shared>);
 
 struct Shared {
     dialer: Dialer,
+    /// All keys of the recipes begin with it.
+    prefix: String,
     connection: Mutex<Option<(MultiplexedConnection, Peer)>>,
 }
 
@@ -42,7 +44,8 @@ impl fmt::Debug for Redis {
 }
 
 impl Redis {
-    /// Connects. The URL is that of the [engine](crate::engine::redis::Config::parse), without `?cluster`.
+    /// Connects. The URL is that of the [engine](crate::engine::redis::Config::parse), without `cluster` and `replicas`. Each namespace has
+    /// its own records.
     ///
     /// # Errors
     ///
@@ -57,9 +60,19 @@ impl Redis {
             let what = "recipes do not follow a cluster's redirections; use a Redis without ?cluster".to_owned();
             return Err(Error::new(ErrorKind::Misuse(Misuse::Url(what)), ENGINE, CONNECT));
         }
-        let redis = Redis(Arc::new(Shared { dialer: Dialer::new(config), connection: Mutex::default() }));
+        if config.replicas.is_some() {
+            let what = "recipes do not wait for replicas; use a URL without ?replicas".to_owned();
+            return Err(Error::new(ErrorKind::Misuse(Misuse::Url(what)), ENGINE, CONNECT));
+        }
+        let prefix = format!("palisade:{{{}}}:", config.namespace);
+        let redis = Redis(Arc::new(Shared { dialer: Dialer::new(config), prefix, connection: Mutex::default() }));
         redis.connection(CONNECT, "").await?;
         Ok(redis)
+    }
+
+    /// Returns the name in Redis for something of a recipe.
+    pub(crate) fn key(&self, recipe: &str, key: &str) -> String {
+        format!("{}{recipe}:{key}", self.0.prefix)
     }
 
     async fn connection(&self, operation: &'static str, key: &str) -> Result<(MultiplexedConnection, Peer), Error> {

@@ -2,7 +2,7 @@
 
 use super::{Condition, LOAD, STORE, VersionedStore};
 use crate::Error;
-use crate::recipe::store::{Postgres, bytes, is_missing, text};
+use crate::recipe::store::{Call, Postgres, bytes, is_missing, text};
 
 /// The table of the values. A recipe creates it if it is missing and the role may do so.
 pub const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS palisade_versioned (
@@ -21,17 +21,20 @@ impl VersionedStore for Postgres {
     const REFUSAL_IS_CERTAIN: bool = true;
 
     async fn get(&self, name: &str) -> Result<Option<(Vec<u8>, Condition)>, Error> {
-        let connection = self.connection(LOAD, name).await?;
-        let found = connection.query_typed_opt(GET, &[text(&name)]).await;
-        connection.keep();
-        let found = found.and_then(|row| match row {
-            Some(row) => Ok(Some((row.try_get(0)?, Condition::of(row.try_get(1)?)))),
-            None => Ok(None),
-        });
-        match found {
-            Err(error) if is_missing(&error) => Ok(None),
-            found => found.map_err(|error| self.error(error, false, LOAD, name)),
-        }
+        let work = async {
+            let connection = self.connection(LOAD, name).await?;
+            let found = connection.query_typed_opt(GET, &[text(&name)]).await;
+            connection.keep();
+            let found = found.and_then(|row| match row {
+                Some(row) => Ok(Some((row.try_get(0)?, Condition::of(row.try_get(1)?)))),
+                None => Ok(None),
+            });
+            match found {
+                Err(error) if is_missing(&error) => Ok(None),
+                found => found.map_err(|error| self.error(error, false, LOAD, name)),
+            }
+        };
+        self.bounded(Call { operation: LOAD, key: name, writes: false }, work).await
     }
 
     async fn put(
@@ -41,25 +44,28 @@ impl VersionedStore for Postgres {
         write: &str,
         expected: Option<&Condition>,
     ) -> Result<Option<Condition>, Error> {
-        let connection = self.connection(STORE, name).await?;
-        let replaced;
-        let mut params = vec![text(&name), text(&write), bytes(&value)];
-        let sql = match expected {
-            Some(expected) => {
-                replaced = expected.write();
-                params.push(text(&replaced));
-                REPLACE
+        let work = async {
+            let connection = self.connection(STORE, name).await?;
+            let replaced;
+            let mut params = vec![text(&name), text(&write), bytes(&value)];
+            let sql = match expected {
+                Some(expected) => {
+                    replaced = expected.write();
+                    params.push(text(&replaced));
+                    REPLACE
+                }
+                None => CREATE,
+            };
+            let mut put = connection.execute_typed(sql, &params).await;
+            if put.as_ref().is_err_and(is_missing) && expected.is_none() {
+                self.create(&connection, (SCHEMA, "palisade_versioned"), (STORE, name)).await?;
+                put = connection.execute_typed(sql, &params).await;
             }
-            None => CREATE,
+            connection.keep();
+            // The statement commits itself.
+            let stored = put.map_err(|error| self.error(error, true, STORE, name))?;
+            Ok((stored == 1).then(|| Condition::of(write)))
         };
-        let mut put = connection.execute_typed(sql, &params).await;
-        if put.as_ref().is_err_and(is_missing) && expected.is_none() {
-            self.create(&connection, (SCHEMA, "palisade_versioned"), (STORE, name)).await?;
-            put = connection.execute_typed(sql, &params).await;
-        }
-        connection.keep();
-        // The statement commits itself.
-        let stored = put.map_err(|error| self.error(error, true, STORE, name))?;
-        Ok((stored == 1).then(|| Condition::of(write)))
+        self.bounded(Call { operation: STORE, key: name, writes: true }, work).await
     }
 }
