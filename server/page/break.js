@@ -13,6 +13,8 @@ const text = (name) => el('input', { name, type: 'text', required: true, autocom
 export class BreakForm {
   #name;
   #tokens;
+  /** The choice of grants that the form begins with. */
+  #first;
   #warnedOf = null;
   #reason = text('reason');
   #typed = text('lock');
@@ -41,14 +43,15 @@ export class BreakForm {
   update(holders) {
     const tokens = holders.map(({ token }) => token).join();
     if (tokens === this.#tokens) return;
-    const isUntouched = this.#reason.value === '' && this.#typed.value === '';
+    const isUntouched = this.#reason.value === '' && this.#typed.value === '' && this.#grant.value === this.#first;
     if (isUntouched) {
       this.#reset(holders);
     } else if (this.#warnedOf !== tokens) {
       this.#warnedOf = tokens;
-      const again = () => { this.#reset(holders); this.#outcome.replaceChildren(); };
+      const again = () => { this.#reset(holders); this.#check(); this.#outcome.replaceChildren(); };
       this.#outcome.replaceChildren(el('p', { class: 'warn' }, 'The lock has changed hands since you opened this form. '),
         el('button', { type: 'button', onclick: again }, 'Show the holders of now'));
+      this.#check();
     }
   }
 
@@ -58,9 +61,12 @@ export class BreakForm {
     const all = holders.length === 1 ? [] : [el('option', { value: '' }, `all ${count(holders.length, 'grant', 'grants')}`)];
     this.#details.hidden = holders.length === 0;
     this.#grant.replaceChildren(...all, ...holders.slice(0, 100).map(one));
+    [this.#first, this.#warnedOf] = [this.#grant.value, null];
   }
 
   #isConfirmed() {
+    // The operator confirms what the form shows, which must be what is true.
+    if (this.#warnedOf !== null) return false;
     // A name with a line break cannot be typed, so its escaped form counts too.
     return [this.#name, shown(this.#name)].includes(this.#typed.value) && this.#reason.value.trim() !== '';
   }
@@ -77,7 +83,9 @@ export class BreakForm {
     try {
       this.#showDone(await breakLock({ lock: this.#name, reason: this.#reason.value.trim(), ...token }));
     } catch (problem) {
-      this.#outcome.replaceChildren(el('p', { class: 'warn' }, 'The lock was not taken away. ', prose(problemText(problem))));
+      const isUnknown = problem.status === null || problem.status >= 500;
+      const what = isUnknown ? 'It is not known whether the lock was taken away; its history will tell. ' : 'The lock was not taken away. ';
+      this.#outcome.replaceChildren(el('p', { class: 'warn' }, what, prose(problemText(problem))));
       this.#outcome.focus();
       this.#check();
     }

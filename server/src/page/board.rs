@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ use super::source::{Member, Source, WatchedItem};
 const TICK: Duration = Duration::from_millis(200);
 /// How many locks are read in one tick. It bounds what the pages cost a busy engine.
 const READ_AT_ONCE: usize = 200;
+/// If more locks have changed than this, the list is read instead.
+const MOST_UNREAD: usize = 10_000;
 /// How many rows are sent in one tick, to all pages together, and how many to each at least.
 const SENT_TO_ALL: usize = 20_000;
 const SENT_TO_EACH: usize = 100;
@@ -58,6 +61,8 @@ struct State {
     is_complete: bool,
     /// Names of rows that pages do not have yet.
     unsent: BTreeSet<String>,
+    /// The last row that was sent.
+    sent: String,
     samples: Samples,
     counts: EventCounts,
     moments: Moments,
@@ -251,6 +256,7 @@ impl Board {
     async fn follow(&self, may_stop: bool) -> Result<(), String> {
         // The watch begins before the list is read: no change falls between the two.
         let mut changes = self.source.watch().await?;
+        self.state().forget_history();
         let mut swept = self.sweep().await?;
         self.state().unsent.clear();
         self.send(Message::Loaded);
@@ -262,8 +268,9 @@ impl Board {
                 biased;
                 _ = ticks.tick() => {
                     self.read(unread.take(READ_AT_ONCE)).await?;
-                    if has_missed || swept.is_over() {
-                        has_missed = false;
+                    if swept.is_over(has_missed) {
+                        // The list has all that came before it.
+                        (has_missed, unread) = (false, Unread::default());
                         swept = self.sweep().await?;
                     }
                     self.send_rows();
@@ -282,9 +289,16 @@ impl Board {
                         state.moments.add(&event, now);
                         state.counts.event(&event, now);
                         drop(state);
-                        unread.add(event.locks().into_iter().flatten());
+                        match unread.names.len() < MOST_UNREAD {
+                            true => unread.add(event.locks().into_iter().flatten()),
+                            // The list has them all, and reading it is less work.
+                            false => has_missed = true,
+                        }
                     }
-                    Some(WatchedItem::Missed) => has_missed = true,
+                    Some(WatchedItem::Missed) => {
+                        has_missed = true;
+                        self.state().forget_history();
+                    }
                     None => return Err("the watch of the locks has ended; it begins again".to_owned()),
                 },
             }
@@ -319,7 +333,8 @@ impl Board {
         }
         (state.is_complete, state.outage) = (true, None);
         // A list that takes long is read less often.
-        Ok(Swept { next_at: began + SWEEP.max(took * 10) })
+        let soonest_at = began + took * 10;
+        Ok(Swept { soonest_at, next_at: soonest_at.max(began + SWEEP) })
     }
 
     /// Sends rows that have changed, up to a bound. The rest follows with the next tick.
@@ -329,11 +344,8 @@ impl Board {
             if state.unsent.is_empty() {
                 return;
             }
-            let mut names = std::mem::take(&mut state.unsent);
             let most = (SENT_TO_ALL / self.messages.receiver_count().max(1)).clamp(SENT_TO_EACH, SENT_TO_ALL / 10);
-            if let Some(first_left) = names.iter().nth(most).cloned() {
-                state.unsent = names.split_off(&first_left);
-            }
+            let names = state.next_unsent(most);
             let (mut rows, mut gone) = (Vec::new(), Vec::new());
             for name in names {
                 match state.rows.get(&name) {
@@ -350,12 +362,15 @@ impl Board {
 }
 
 struct Swept {
+    /// When the list may be read again.
+    soonest_at: Instant,
     next_at: Instant,
 }
 
 impl Swept {
-    fn is_over(&self) -> bool {
-        Instant::now() >= self.next_at
+    /// Whether the list is to be read again.
+    fn is_over(&self, has_missed: bool) -> bool {
+        Instant::now() >= if has_missed { self.soonest_at } else { self.next_at }
     }
 }
 
@@ -385,6 +400,24 @@ impl Unread {
 }
 
 impl State {
+    /// Takes the names of some rows to send: in turn, so that rows that change all the time do not keep others waiting.
+    fn next_unsent(&mut self, most: usize) -> Vec<String> {
+        let (before, after) = (..=self.sent.clone(), (Bound::Excluded(self.sent.clone()), Bound::Unbounded));
+        let names = self.unsent.range::<String, _>(after).chain(self.unsent.range::<String, _>(before));
+        let names: Vec<_> = names.take(most).cloned().collect();
+        for name in &names {
+            self.unsent.remove(name);
+        }
+        self.sent = names.last().cloned().unwrap_or_default();
+        names
+    }
+
+    /// Forgets what happened to the locks. After a gap, a grant whose end was missed would look like one that goes on.
+    fn forget_history(&mut self) {
+        self.moments = Moments::default();
+        self.counts.forget_waits();
+    }
+
     fn forget_rows(&mut self) {
         self.rows.clear();
         self.unsent.clear();
@@ -513,4 +546,31 @@ fn numbers(now: u64, sample: &Sample, members: Option<&[Member]>) -> Arc<str> {
 
 pub(super) fn rows_json(now: u64, rows: &[Arc<Row>], gone: &[String], complete: bool) -> Arc<str> {
     json(&RowsMessage { now, rows: rows.iter().map(|row| &**row).collect(), gone, complete })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_changes_all_the_time_keeps_no_other_waiting() {
+        let mut state = State::default();
+        let names = |from: &str, to: &str| [from, to].map(str::to_owned).to_vec();
+        state.unsent = BTreeSet::from(["a", "b", "c", "d"].map(str::to_owned));
+        assert_eq!(state.next_unsent(2), names("a", "b"));
+        state.unsent.extend(names("a", "b"));
+        assert_eq!(state.next_unsent(2), names("c", "d"));
+        assert_eq!(state.next_unsent(2), names("a", "b"));
+        assert!(state.next_unsent(2).is_empty());
+    }
+
+    #[test]
+    fn a_list_that_takes_long_is_read_less_often() {
+        let now = Instant::now();
+        let hour = Duration::from_secs(3600);
+        let later = Swept { soonest_at: now + hour, next_at: now + hour };
+        assert!(!later.is_over(false) && !later.is_over(true));
+        let soon = Swept { soonest_at: now, next_at: now + hour };
+        assert!(!soon.is_over(false) && soon.is_over(true));
+    }
 }

@@ -66,6 +66,11 @@ impl EventCounts {
     }
 
     /// Returns when this session began to wait for the lock.
+    /// Forgets since when sessions wait.
+    pub(super) fn forget_waits(&mut self) {
+        self.waiting_since.clear();
+    }
+
     pub(super) fn waiting_since(&self, lock: &LockName, session: SessionId) -> Option<u64> {
         self.waiting_since.get(&(lock.clone(), session)).copied()
     }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::middleware::from_fn_with_state;
+use axum::{Extension, Router};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -91,7 +91,13 @@ pub(super) fn router(
     let identify = from_fn_with_state(page.clone(), page::identify);
     let router = router
         .merge(page::at_once().layer(admit(bounds.at_once)).layer(identify.clone()).layer(relay(false)))
-        .merge(page::streams().layer(admit(bounds.watching)).layer(identify).layer(relay(true)))
+        .merge(
+            page::streams()
+                .layer(Extension(dialer.clone()))
+                .layer(admit(bounds.watching))
+                .layer(identify)
+                .layer(relay(true)),
+        )
         .merge(page::files());
     let openapi = description.to_json().unwrap_or_default().into();
     router

@@ -25,6 +25,7 @@ use crate::access::Verb;
 use crate::net::handle::ServiceHandle;
 use crate::node::{Principal, RequestContext, Response as NodeResponse};
 use crate::page::{Board, Broken, Details, Lock, Reader, details, stream};
+use crate::peers::LeaderDialer;
 use crate::request::{Query, Request as NodeRequest};
 
 /// What the handlers of the page share.
@@ -140,6 +141,7 @@ async fn me(
 struct UserReader {
     principal: Principal,
     login: Option<Arc<Login>>,
+    dialer: Option<LeaderDialer>,
     _permit: RequestPermit,
 }
 
@@ -153,7 +155,9 @@ impl Reader for UserReader {
     }
 
     fn is_over(&self) -> bool {
-        self.principal.is_revoked() || self.login.as_ref().is_some_and(|login| login.is_over())
+        // The browser connects again, and gets the page of the node that leads.
+        let leads_another = self.dialer.as_ref().is_some_and(|dialer| dialer.other_leader().is_some());
+        leads_another || self.principal.is_revoked() || self.login.as_ref().is_some_and(|login| login.is_over())
     }
 }
 
@@ -162,12 +166,13 @@ async fn follow(
     Extension(page): Extension<PageState>,
     Extension(context): Extension<RequestContext>,
     Extension(login): Extension<Option<Arc<Login>>>,
+    Extension(dialer): Extension<Option<LeaderDialer>>,
     Extension(permit): Extension<RequestPermit>,
 ) -> Result<impl IntoResponse, Problem> {
     need_login(&context)?;
     // The numbers are those of all locks, as in the metrics.
     ServiceHandle::may_report(&context)?;
-    let reader = UserReader { principal: context.principal, login, _permit: permit };
+    let reader = UserReader { principal: context.principal, login, dialer, _permit: permit };
     Ok(Sse::new(stream(&page.board, reader)).keep_alive(KeepAlive::new().interval(app.bounds.silence)))
 }
 
