@@ -52,6 +52,30 @@ fn the_page_follows_a_grant_a_hand_over_a_loss_and_a_break() {
     assert_eq!(browser.complaints(), [] as [String; 0]);
 }
 
+/// A grant that comes while the form is filled in is not taken away with the others.
+#[test]
+fn the_form_takes_only_the_grants_away_that_it_shows() {
+    let service = Service::start(&[]);
+    let browser = Browser::start();
+    let [alice, bob, carol] = ["alice", "bob", "carol"].map(|label| service.client(label, LONG));
+    let permit = |client: &palisade::blocking::Palisade| client.permits("gpu", 1, 3).acquire().expect("it is free");
+    let (_first, _second) = (permit(&alice), permit(&bob));
+    browser.open(&service.page("lock/gpu"));
+    browser.until_text(".break select", "of bob");
+    browser.click(".break summary");
+    let choose = "const grants = document.querySelector('.break select'); grants.value = grants.options[2].value; return grants.value";
+    let chosen = browser.run(choose);
+    let _third = permit(&carol);
+    browser.until_text(".break [role=status]", "changed hands");
+    assert_eq!(browser.run("return document.querySelector('.break select').value"), chosen);
+    browser.type_into(".break [name=reason]", "hangs");
+    browser.type_into(".break [name=lock]", "gpu");
+    assert_eq!(browser.run("return document.querySelector('.danger').disabled"), true, "its holders are not shown");
+    browser.click(".break [role=status] button");
+    browser.until_text(".break select", "of carol");
+    assert_eq!(browser.run("return document.querySelector('.danger').disabled"), false);
+}
+
 #[test]
 fn locks_are_found_by_a_part_of_their_name_or_of_their_holders_label() {
     let service = Service::start(&[]);

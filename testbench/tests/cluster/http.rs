@@ -175,6 +175,21 @@ fn a_watch_of_a_follower_ends_with_the_leader() {
     }
 }
 
+/// Its browser connects again, and gets the page of the node that leads.
+#[test]
+fn a_page_of_the_leader_ends_when_another_node_leads() {
+    let (cluster, _folder) = cluster();
+    let (leader, _) = leader_and_follower(&cluster);
+    let mut page = connect(&cluster, leader);
+    page.send("GET", "/page/stream", None);
+    assert_eq!(page.head().unwrap().0, 200);
+    cluster.stop(leader);
+    block_until("another node leads", || cluster.leader().is_some_and(|now| now != leader));
+    cluster.go_on(leader);
+    // Its numbers come each second until then.
+    block_until("the stream ends", || page.line().map_or(true, |line| line.trim() == "0"));
+}
+
 #[test]
 fn without_a_leader_requests_are_refused() {
     let (mut cluster, _folder) = cluster();
