@@ -4,7 +4,7 @@ mod sandbox;
 
 use std::fs;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::sandbox::{CommandOutput, Sandbox};
 
@@ -44,6 +44,45 @@ fn output_is_kept_byte_by_byte() {
         let output = sandbox.command(&command).output().unwrap();
         assert_eq!((output.status.code(), output.stdout), (Some(0), b"\0\xff\nno newline".to_vec()));
     }
+}
+
+/// Prints a line, and then more than a pipe takes.
+const LONG: [&str; 6] =
+    ["once", "report", "--", "sh", "-c", "echo first; head -c 300000 /dev/zero | tr '\\0' x; echo; echo last"];
+
+/// The output goes to a pager that reads only the first page. All of it is kept, and printed when the pager reads on.
+#[test]
+fn output_that_is_read_late_is_kept_whole() {
+    let sandbox = Sandbox::new();
+    let mut first = sandbox.start(&LONG);
+    assert_eq!(first.line(), "first");
+    let kept = sandbox.stdout(&["once", "report", "--", "echo", "again"]);
+    assert_eq!((kept.len(), kept.ends_with("x\nlast\n")), (300_012, true));
+    assert_eq!((first.line().len(), first.line().as_str()), (300_000, "last"));
+    assert!(first.end().success());
+}
+
+#[test]
+fn a_call_whose_output_is_not_read_can_be_stopped() {
+    let sandbox = Sandbox::new();
+    let mut first = sandbox.start(&LONG);
+    assert_eq!(first.line(), "first");
+    assert!(sandbox.stdout(&["once", "report", "--", "echo", "again"]).ends_with("x\nlast\n"));
+    first.signal(Signal::TERM);
+    assert_eq!(first.end().code(), Some(128 + 15));
+}
+
+/// A daemon that the command has started keeps its stdout open.
+#[test]
+fn a_daemon_does_not_keep_the_output_open() {
+    let sandbox = Sandbox::new();
+    let script =
+        "setsid sh -c 'echo $$ >daemon; exec sleep 1000' 2>/dev/null & while ! test -s daemon; do :; done; echo done";
+    let output = sandbox.stdout(&["once", "job", "--", "sh", "-c", script]);
+    let daemon = fs::read_to_string(sandbox.path().join("daemon")).unwrap();
+    kill_process(Pid::from_raw(daemon.trim().parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+    assert_eq!(output, "done\n");
+    assert_eq!(sandbox.stdout(&["once", "job", "--", "echo", "again"]), "done\n");
 }
 
 #[test]

@@ -1,16 +1,18 @@
 //! `palisade once`: a command that runs once per key, and whose output is kept.
 
-use std::io::{self, Read, Write};
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use palisade::LockName;
 use palisade::recipe::once::{
     Attempt, Begun, Finished, KEEP, MAX_KEEP, MAX_OUTCOME_BYTES, OnceStore, Record, keep_outcome, lock_name, lock_of,
 };
 use palisade::recipe::store::{Mysql, Postgres, Redis, Sqlite};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, ioctl_fionread};
 use tokio::sync::oneshot;
 
 use super::store::{StoreArgs, StoreUrl};
@@ -39,7 +41,7 @@ mysql:, that database has both. If the worker is killed, the next call waits unt
 
 Exit codes: as `palisade run`, and 76 if another call has taken over meanwhile, so that the output was refused.";
 
-/// How long the output may take to end after the command has. A process that it has left behind may keep the output open.
+/// How long a process that has left the command's process group may add to its output after the command has ended.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The options of `palisade once`.
@@ -133,7 +135,7 @@ async fn run_on<S: OnceStore>(
     if verbose > 0 {
         say(&format!("running '{}' with token {}", plain(key), attempt.token));
     }
-    let (output, stdout) = Output::tee()?;
+    let (output, printed, stdout) = Output::tee()?;
     let mut variables = vec![("PALISADE_ONCE_KEY", key.clone())];
     variables.extend(previous.map(|previous| ("PALISADE_ONCE_PREVIOUS", previous.to_string())));
     let extras = Extras { variables, stdout: Some(stdout) };
@@ -169,7 +171,13 @@ async fn run_on<S: OnceStore>(
             }
         }
     };
-    command_args.run_then(AnyGuard::Lock(guard), &names, extras, settings, &mut signals, ended).await
+    let ended = command_args.run_then(AnyGuard::Lock(guard), &names, extras, settings, &mut signals, ended).await;
+    // The outcome is kept, and the lock released: only the reader of stdout is late.
+    tokio::select! {
+        biased;
+        _ = printed => ended,
+        stop = signals.stop_requested() => ended.and(Err(Failure::Exit(stop.exit_code()))),
+    }
 }
 
 fn print_kept(output: &[u8], key: &str, verbose: u8) -> Result<(), Failure> {
@@ -179,45 +187,106 @@ fn print_kept(output: &[u8], key: &str, verbose: u8) -> Result<(), Failure> {
     unless_closed(io::stdout().write_all(output).and_then(|()| io::stdout().flush()))
 }
 
-/// The output of a command, which is also passed on to stdout.
+/// The output of a command, which is kept, and also passed on to stdout.
 struct Output {
-    /// `None` once it is longer than can be kept.
-    bytes: Arc<Mutex<Option<Vec<u8>>>>,
-    ended: oneshot::Receiver<()>,
+    /// Receives the output when it has ended; `None` if it is longer than can be kept.
+    kept: oneshot::Receiver<Option<Vec<u8>>>,
+    /// Closed when the command has ended.
+    command_runs: PipeWriter,
 }
 
 impl Output {
-    /// Returns the end of a pipe for the command, and reads the other end on a separate thread.
-    fn tee() -> Result<(Output, OwnedFd), Failure> {
-        let (mut reader, writer) = io::pipe()?;
-        let bytes = Arc::new(Mutex::new(Some(Vec::new())));
-        let (end, ended) = oneshot::channel();
-        let kept = bytes.clone();
+    /// Returns the end of a pipe for the command, and reads the other end on a separate thread. The receiver is closed when
+    /// everything was passed on.
+    fn tee() -> Result<(Output, oneshot::Receiver<()>, OwnedFd), Failure> {
+        let (source, writer) = io::pipe()?;
+        let (is_running, command_runs) = io::pipe()?;
+        let (keep, kept) = oneshot::channel();
+        let (printing, printed) = oneshot::channel();
         thread::spawn(move || {
-            let mut buffer = vec![0; 64 << 10];
-            loop {
-                let read = match reader.read(&mut buffer) {
-                    Ok(0) => break,
-                    Ok(read) => &buffer[..read],
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                    Err(_) => break,
-                };
-                // A closed stdout must not end the command: its output is kept for the next call.
-                drop(io::stdout().write_all(read).and_then(|()| io::stdout().flush()));
-                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-                *kept = kept.take().filter(|kept| kept.len() + read.len() <= MAX_OUTCOME_BYTES);
-                if let Some(kept) = &mut *kept {
-                    kept.extend_from_slice(read);
-                }
-            }
-            drop(end);
+            pass_on(source, &is_running, keep);
+            drop::<oneshot::Sender<()>>(printing);
         });
-        Ok((Output { bytes, ended }, writer.into()))
+        Ok((Output { kept, command_runs }, printed, writer.into()))
     }
 
-    /// Waits until the command's output has ended, and returns it; `None` if it is too long.
+    /// Waits until the output of the command, whose process group is empty, has ended. Returns it; `None` if it is too long.
     async fn end(self) -> Option<Vec<u8>> {
-        drop(tokio::time::timeout(OUTPUT_TIMEOUT, self.ended).await);
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner).take()
+        drop(self.command_runs);
+        self.kept.await.ok().flatten()
     }
+}
+
+/// Reads the output to its end, sends it to `keep`, and passes it on to stdout.
+fn pass_on(mut source: PipeReader, is_running: &PipeReader, keep: oneshot::Sender<Option<Vec<u8>>>) {
+    // Stdout may be a pager that reads nothing for an hour. The output that can be kept does not wait for it.
+    let (print, chunks) = mpsc::channel::<Vec<u8>>();
+    let printing = thread::spawn(move || chunks.into_iter().for_each(|chunk| write_to_stdout(&chunk)));
+    let mut keeping = Some((keep, print, printing));
+    let (mut bytes, mut buffer, mut rest) = (Vec::new(), vec![0; 64 << 10], None);
+    while has_more(&source, is_running, &mut rest) {
+        let read = match source.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(read) => &buffer[..read],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => break,
+        };
+        if let Some(rest) = &mut rest {
+            rest.owed = rest.owed.saturating_sub(read.len() as u64);
+        }
+        if let Some((_, print, _)) = &keeping
+            && bytes.len() + read.len() <= MAX_OUTCOME_BYTES
+        {
+            bytes.extend_from_slice(read);
+            drop(print.send(read.to_vec()));
+            continue;
+        }
+        if let Some((keep, print, printing)) = keeping.take() {
+            drop((keep.send(None), print));
+            drop(printing.join());
+        }
+        write_to_stdout(read);
+    }
+    if let Some((keep, print, printing)) = keeping {
+        drop((keep.send(Some(bytes)), print));
+        drop(printing.join());
+    }
+}
+
+/// The output after the command's end.
+struct Rest {
+    /// The bytes of the command's process group that are still in the pipe.
+    owed: u64,
+    /// Until when a process that has left the group may add to them.
+    until: Instant,
+}
+
+/// Waits for more output. Returns whether there may be some.
+fn has_more(source: &PipeReader, is_running: &PipeReader, rest: &mut Option<Rest>) -> bool {
+    loop {
+        let left = match rest {
+            None => None,
+            Some(Rest { owed: 1.., .. }) => return true,
+            Some(Rest { until, .. }) => match until.saturating_duration_since(Instant::now()) {
+                Duration::ZERO => return false,
+                left => Timespec::try_from(left).ok(),
+            },
+        };
+        let mut polled = [PollFd::new(source, PollFlags::IN), PollFd::new(is_running, PollFlags::IN)];
+        let watched = if rest.is_none() { 2 } else { 1 };
+        match poll(&mut polled[..watched], left.as_ref()) {
+            Err(Errno::INTR) => {}
+            Ok(_) if !polled[1].revents().is_empty() => {
+                let owed = ioctl_fionread(source).unwrap_or_default();
+                *rest = Some(Rest { owed, until: Instant::now() + OUTPUT_TIMEOUT });
+            }
+            Ok(0) => return false,
+            Ok(_) | Err(_) => return true,
+        }
+    }
+}
+
+fn write_to_stdout(bytes: &[u8]) {
+    // A closed stdout must not end the command: its output is kept for the next call.
+    drop(io::stdout().write_all(bytes).and_then(|()| io::stdout().flush()));
 }
