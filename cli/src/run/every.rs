@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use palisade::{EfficiencyGuard, Options, Palisade};
+use palisade::{EfficiencyGuard, Options, Palisade, Standing};
 
 use crate::acquire::AcquireArgs;
 use crate::outcome::{Failure, period_failure};
@@ -67,10 +67,14 @@ fn max_wait(args: &AcquireArgs, every: Duration) -> Duration {
 }
 
 impl Period {
-    /// Detaches from the session, so that no other run begins until the period is over, even if this process dies.
-    pub(super) async fn keep(self) -> Result<(), Failure> {
-        self.palisade.detach().await?;
-        Ok(())
+    /// Detaches from the session, so that no other run begins until the period is over, even if this process dies. Returns whether the
+    /// period is still this run's: its session may have expired while the run waited for its lock, and the client has a new one then.
+    pub(super) async fn keep(self) -> Result<bool, Failure> {
+        let Period { palisade, guard } = self;
+        if matches!(guard.standing(), Standing::Lost(_)) {
+            return Ok(false);
+        }
+        Ok(palisade.detach().await? == guard.session())
     }
 
     /// Releases the period after a run that did not begin, so that another host may run.

@@ -171,26 +171,32 @@ pub(crate) async fn run(options: &Options, settings: &Settings, verbose: u8) -> 
     }
     // From here on a signal must release the session. Before, it may end the process while the engine connects.
     let mut signals = Signals::listen()?;
-    let period = match every {
-        Some(every) => match every::begin(args, *every, settings, &label, &mut signals).await? {
-            Some(period) => Some(period),
-            None => return skip(palisade, args, verbose).await,
-        },
-        None => None,
-    };
     let verbosity = Verbosity { level: verbose, label: &label, url: &settings.url };
-    let held = match args.acquire(&palisade, &mut signals, verbosity).await {
-        Ok(held) => held,
-        Err(failure) => {
-            if let Some(period) = period {
-                period.release().await;
+    let held = loop {
+        let period = match every {
+            Some(every) => match every::begin(args, *every, settings, &label, &mut signals).await? {
+                Some(period) => Some(period),
+                None => return skip(palisade, args, verbose).await,
+            },
+            None => None,
+        };
+        let acquired = args.acquire(&palisade, &mut signals, verbosity).await;
+        let (held, period) = match (acquired, period) {
+            (Ok(held), None) => break held,
+            (Ok(held), Some(period)) => (held, period),
+            (Err(failure), period) => {
+                if let Some(period) = period {
+                    period.release().await;
+                }
+                return Err(failure);
             }
-            return Err(failure);
+        };
+        if period.keep().await? {
+            break held;
         }
+        // Another run may have begun the period meanwhile. If the release fails, the lock ends with this process or by its TTL.
+        drop(held.release().await);
     };
-    if let Some(period) = period {
-        period.keep().await?;
-    }
     if verbose > 0 {
         let token = held.token()?.map(|token| format!(" with token {token}")).unwrap_or_default();
         say(&format!("holding {}{token}", plain(&args.names())));

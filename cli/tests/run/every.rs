@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::fixture::{Fixture, Running};
+use crate::fixture::{Fixture, Running, until};
 
 #[test]
 fn of_many_simultaneous_runs_exactly_one_runs() {
@@ -46,7 +46,7 @@ fn a_run_that_is_slightly_early_waits() {
     fixture.run(&["--every", "3s", "x"], "echo ran").expect(0, &["ran"]);
     let observer = fixture.observer();
     let left = || observer.inspect("x.every").unwrap().and_then(|lock| lock.holders[0].time_left_ms);
-    crate::fixture::until(|| left().is_none_or(|left| left < 250));
+    until(|| left().is_none_or(|left| left < 250));
     fixture.run(&["--every", "3s", "x"], "echo ran").expect(0, &["ran"]);
 }
 
@@ -77,6 +77,24 @@ fn a_run_that_does_not_get_the_lock_releases_the_period() {
     holder.send_line("go");
     holder.end().expect(0, &[]);
     fixture.run(&["--every", "1h", "x"], "echo ran").expect(0, &["ran"]);
+}
+
+/// A run waits for its lock, and is paused for so long that its period expires. Another run begins the next one.
+#[test]
+fn a_run_whose_period_has_expired_does_not_run_in_that_of_another() {
+    let fixture = Fixture::new();
+    let mut holder = fixture.start(&["x"], "echo in; read go");
+    holder.expect("in");
+    let paused = fixture.queue(&["--every", "1s", "x"], "echo ran twice");
+    paused.signal(Signal::STOP);
+    until(|| !fixture.is_held("x.every"));
+    let other = fixture.queue(&["--every", "1h", "x"], "echo ran");
+    // The paused run is the first in the queue, and leaves it to the other one once it notices that its period is over.
+    holder.send_line("go");
+    holder.end().expect(0, &[]);
+    paused.signal(Signal::CONT);
+    paused.end().expect(0, &[]);
+    other.end().expect(0, &["ran"]);
 }
 
 #[test]
