@@ -41,6 +41,7 @@ mod sqlite;
 mod tests;
 
 use std::fmt;
+use std::iter;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -407,13 +408,12 @@ impl<S: QueueStore> Queue<S> {
     ///
     /// Those of [`take`](Queue::take).
     pub async fn next(&self) -> Result<Job<S>, Error> {
-        let mut pause = FIRST_POLL;
+        let mut pauses = poll_pauses();
         loop {
             if let Some(job) = self.take().await? {
                 return Ok(job);
             }
-            sleep(up_to(pause)).await;
-            pause = (pause * 2).min(LONGEST_POLL);
+            sleep(pauses.next().unwrap_or(LONGEST_POLL)).await;
         }
     }
 
@@ -427,7 +427,7 @@ impl<S: QueueStore> Queue<S> {
     ///
     /// Those of [`take`](Queue::take).
     pub async fn next_within(&self, wait: Duration) -> Result<Option<Job<S>>, Error> {
-        let (mut pause, began) = (FIRST_POLL, Instant::now());
+        let (mut pauses, began) = (poll_pauses(), Instant::now());
         loop {
             // The wait ends between two looks: dropping a look could deliver a job to nothing.
             if let Some(job) = self.take().await? {
@@ -437,8 +437,7 @@ impl<S: QueueStore> Queue<S> {
             if left.is_zero() {
                 return Ok(None);
             }
-            sleep(up_to(pause).min(left)).await;
-            pause = (pause * 2).min(LONGEST_POLL);
+            sleep(pauses.next().unwrap_or(LONGEST_POLL).min(left)).await;
         }
     }
 
@@ -580,6 +579,19 @@ impl<S: QueueStore> Queue<S> {
     }
 }
 
+/// Returns the pauses of [`Queue::next`] between two looks at an empty queue: random ones of up to 20 ms, then of up to twice as much,
+/// and so on up to a second. For a worker that looks with [`Queue::take`], so that it can stop between two looks.
+///
+/// ```
+/// use palisade::recipe::queue::poll_pauses;
+/// use std::time::Duration;
+/// assert!(poll_pauses().take(100).all(|pause| pause <= Duration::from_secs(1)));
+/// ```
+pub fn poll_pauses() -> impl Iterator<Item = Duration> {
+    let bounds = iter::successors(Some(FIRST_POLL), |bound| Some((*bound * 2).min(LONGEST_POLL)));
+    bounds.map(up_to)
+}
+
 const MAX_ATTEMPTS: u32 = 1_000_000;
 const PUSH: &str = "push a job to";
 const TAKE: &str = "take a job of";
@@ -670,7 +682,8 @@ impl<S: QueueStore> Job<S> {
     ///
     /// # Errors
     ///
-    /// [`JobError::Stale`] if the job was delivered again. If the store fails, this is retried for some seconds.
+    /// [`JobError::Stale`] if the job was delivered again. If the store fails, this is retried for some seconds; after
+    /// [`may_have_taken_effect`](Error::may_have_taken_effect) the job may be done.
     pub async fn done(self) -> Result<(), JobError> {
         self.settle(&Settle::Done).await
     }
@@ -751,6 +764,7 @@ impl<S: QueueStore> Job<S> {
                     delay *= 2;
                     tries += 1;
                 }
+                Err(error) if may_be_settled => return Err(error.after_possible_effect().into()),
                 settled => return self.outcome(settled?, may_be_settled),
             }
         }
@@ -760,10 +774,24 @@ impl<S: QueueStore> Job<S> {
         let by = match settled {
             Settled::Applied => return Ok(()),
             Settled::Repeated if may_be_settled => return Ok(()),
+            // The job may have been settled before the key's next delivery, or that one may be of the same job.
+            Settled::Stale { .. } if may_be_settled => return Err(self.unknown().into()),
             Settled::Repeated => None,
             Settled::Stale { by } => by,
         };
         let Delivery { key, token, .. } = self.delivery.clone();
         Err(JobError::Stale { queue: self.queue.name.clone(), key, token, by })
+    }
+
+    /// The error of a settlement whose first reply was lost, and which a later delivery prevents from being repeated.
+    fn unknown(&self) -> Error {
+        let Delivery { id, key, token, .. } = &self.delivery;
+        let what = format!(
+            "the store failed while it settled job {id} of '{}', and the key was delivered again before this was repeated, so the end \
+             of the delivery with token {token} is not known",
+            key.escape_debug()
+        );
+        let kind = ErrorKind::Outage { what, may_have_taken_effect: true, is_retryable: false, source: None };
+        Error::new(kind, S::NAME, SETTLE).on(&self.queue.name)
     }
 }
