@@ -62,11 +62,13 @@ pub(super) async fn run<S: QueueStore>(options: &Options, store: &S) -> Result<(
         true => queue.dead_letters(options.limit).await?,
         false => queue.jobs(options.limit).await?,
     };
-    if !options.dead && !queue.dead_letters(1).await?.is_empty() {
-        say(&format!(
-            "there are dead letters, which block their keys: palisade queue ls {} --dead",
-            plain(&options.name)
-        ));
+    if !options.dead {
+        let dead = queue.dead_letters(options.limit).await?;
+        let is_blocking = dead.iter().any(|job| job.state == JobState::Dead { is_blocking: true });
+        if !dead.is_empty() {
+            let effect = if is_blocking { ", which block their keys" } else { "" };
+            say(&format!("there are dead letters{effect}: palisade queue ls {} --dead", plain(&options.name)));
+        }
     }
     let mut out = anstream::stdout().lock();
     unless_closed(match options.json {
