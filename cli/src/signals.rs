@@ -27,6 +27,10 @@ impl StopSignal {
         matches!(signal, Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT).then_some(StopSignal(signal))
     }
 
+    pub(crate) fn is_hangup(self) -> bool {
+        self.0 == Signal::HUP
+    }
+
     /// Returns the exit code that shells give to a process that this signal ended.
     pub(crate) fn exit_code(self) -> u8 {
         exit_code(self.0.as_raw())

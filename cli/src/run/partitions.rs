@@ -1,6 +1,6 @@
 //! `palisade partitions`: a command that works on the partitions that this host owns.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::future::pending;
 use std::time::Duration;
@@ -35,6 +35,10 @@ Exit codes: the command's, if it ends by itself; 128+N if signal N ended it, or 
 
 /// How long to wait for more changes before the command is started or restarted.
 const SETTLE: Duration = Duration::from_millis(200);
+
+/// How long the member waits for a partition that this host has to give up. It must not release one whose command still runs:
+/// this process may be late to kill it, and a process in uninterruptible I/O outlives even that.
+const MEMBER_GRACE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// How often to look whether all partitions have room.
 const ROOM_CHECK: Duration = Duration::from_secs(1);
@@ -81,10 +85,10 @@ pub(crate) async fn partitions(options: Options, settings: &Settings, verbose: u
     let palisade = command_args.connect_options(settings).connect(&settings.url).await?;
     // From here on a signal must release the session. Before, it may end the process while the engine connects.
     let mut signals = Signals::listen()?;
-    let partitions = failover.apply_to_partitions(palisade.partitions(&name, count).grace(grace));
+    let partitions = failover.apply_to_partitions(palisade.partitions(&name, count).grace(MEMBER_GRACE));
     let member = partitions.join(capacity.unwrap_or(count)).await?;
     let mut host =
-        Host { member, name, grace, verbose, owned: BTreeMap::new(), losing: BTreeMap::new(), without_room: 0 };
+        Host { member, name, grace, verbose, owned: BTreeMap::new(), losing: BTreeSet::new(), without_room: 0 };
     let ended = host.run(&command_args, settings, &mut signals).await;
     if let Err(error) = host.member.leave().await {
         say(&format!("{}; the partitions end by their TTL at the latest", message_of(&error)));
@@ -99,8 +103,8 @@ struct Host {
     grace: Duration,
     verbose: u8,
     owned: BTreeMap<u32, Ownership>,
-    /// The partitions to give up, and when the member releases them at the latest.
-    losing: BTreeMap<u32, BootInstant>,
+    /// The partitions to give up.
+    losing: BTreeSet<u32>,
     /// The number of partitions without an owner that was reported last.
     without_room: u32,
 }
@@ -159,10 +163,10 @@ impl Host {
     async fn settle(&mut self) -> Result<(), Error> {
         let mut settled_at = Instant::now() + SETTLE;
         loop {
-            for partition in std::mem::take(&mut self.losing).into_keys() {
+            for partition in std::mem::take(&mut self.losing) {
                 self.owned.remove(&partition);
                 if let Err(error) = self.member.release(partition).await {
-                    // The member releases it at the deadline, or has lost it.
+                    // It was lost before, or the release is being retried in the background.
                     self.report(&format!("partition {partition}: {}", message_of(&error)));
                 }
             }
@@ -212,9 +216,10 @@ impl Host {
                         continue;
                     }
                     Urgency::GiveUp(deadline) => {
-                        // The command's processes need time to die before the partition is released.
+                        // In jeopardy the deadline may come before the grace has passed. The command's processes need time
+                        // to die before it.
                         let margin = (self.grace / 10).min(Duration::from_secs(1));
-                        KillTime::before(deadline, margin)
+                        KillTime::before(deadline, margin).or_earlier(Some(KillTime::after(self.grace)))
                     }
                     Urgency::Lost => KillTime::after(Duration::ZERO),
                 },
@@ -239,7 +244,7 @@ impl Host {
                 Urgency::Restart
             }
             Change::Losing { partition, deadline } => {
-                self.losing.insert(partition, deadline);
+                self.losing.insert(partition);
                 Urgency::GiveUp(deadline)
             }
             Change::Lost { partition, .. } => {

@@ -97,7 +97,7 @@ impl Job<'_> {
                     }
                     loss = Some(reason);
                 }
-                Ended { code, by_warden } = command.ended() => {
+                Ended { code, by_warden, .. } = command.ended() => {
                     return Ok(Supervised { code, by_warden, loss, stop_signal });
                 }
                 signal = signals.next() => {
@@ -108,6 +108,8 @@ impl Job<'_> {
                     // The deadline may come closer. Only the first one sends TERM.
                     if !has_term {
                         has_term = true;
+                        // The command has survived a HUP: many take it for a request to read their configuration again.
+                        stop_signal = stop_signal.filter(|signal| !signal.is_hangup());
                         command.signal(Signal::TERM);
                         command.signal(Signal::CONT);
                     }

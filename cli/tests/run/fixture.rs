@@ -1,7 +1,7 @@
 //! The fixture of these tests: real `palisade` processes, their commands, and an observer.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use palisade::blocking;
 use palisade::engine::Watched;
 use palisade::{Event, Options};
+use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -260,4 +261,20 @@ pub(crate) fn pid(number: &str) -> Pid {
 pub(crate) fn is_running(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
     stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).is_some_and(|state| state != "Z")
+}
+
+/// A pipe that takes no more bytes until they are read.
+pub(crate) fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = io::pipe().unwrap();
+    ioctl_fionbio(&writer, true).unwrap();
+    while writer.write(&[0; 4096]).is_ok() {}
+    ioctl_fionbio(&writer, false).unwrap();
+    (reader, writer)
+}
+
+/// Whether the main thread of a process is in a write to stderr.
+pub(crate) fn is_writing_to_stderr(pid: Pid) -> bool {
+    let syscall = fs::read_to_string(format!("/proc/{}/syscall", pid.as_raw_nonzero())).unwrap_or_default();
+    let write = if cfg!(target_arch = "x86_64") { "1 0x2 " } else { "64 0x2 " };
+    syscall.starts_with(write)
 }

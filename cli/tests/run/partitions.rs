@@ -2,10 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
+use std::thread;
+use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 
-use crate::fixture::{ALONE, Fixture, Running, until};
+use crate::fixture::{ALONE, Fixture, Running, full_pipe, is_writing_to_stderr, until};
 
 /// Prints the partitions when it starts and when it gets TERM.
 const WORKER: &str = r#"
@@ -134,6 +137,53 @@ fn a_partition_is_not_released_while_a_stopped_warden_keeps_its_command_alive() 
     first.expect("owns 0,1");
     kill_process(first.warden(), Signal::STOP).unwrap();
     share_with_a_second_host(&fixture, &mut first);
+}
+
+/// The next partitions of a host whose command is [`STUBBORN`], once there are this many.
+fn until_stubborn(host: &mut Running, count: usize) -> BTreeSet<u32> {
+    loop {
+        let owned = partitions(host, "owns ");
+        if owned.len() == count {
+            return owned;
+        }
+    }
+}
+
+/// `palisade` is blocked while it says that a partition has no owner, and cannot end its command.
+#[test]
+fn a_partition_is_not_released_while_a_full_stderr_keeps_its_command_alive() {
+    let fixture = Fixture::new();
+    let mut small = host(&fixture, &["orders", "4", "--capacity", "1"], WORKER);
+    until_owned(&mut small, 1);
+    let (mut errors, full) = full_pipe();
+    let args = ["partitions", "orders", "4", "--capacity", "3", "--grace", "500ms", "--", "sh", "-c", STUBBORN];
+    let mut first = Running::with_errors(fixture.command(&args), full);
+    until_stubborn(&mut first, 3);
+    small.signal(Signal::TERM);
+    until(|| is_writing_to_stderr(first.pid()));
+    let mut second = host(&fixture, &["orders", "4", "--grace", "500ms"], STUBBORN);
+    until_stubborn(&mut second, 1);
+    let is_waited_for = || (0..4).any(|number| fixture.waiters(&format!("orders/partitions/{number:04}")) > 0);
+    until(is_waited_for);
+    // Time enough to release the partition, if it were released at the end of the grace.
+    thread::sleep(Duration::from_secs(2));
+    assert!(is_waited_for() && is_writing_to_stderr(first.pid()));
+    thread::spawn(move || io::copy(&mut errors, &mut io::sink()));
+    let (ours, theirs) = (until_stubborn(&mut first, 2), until_stubborn(&mut second, 2));
+    assert!(ours.is_disjoint(&theirs), "{ours:?} {theirs:?}");
+}
+
+/// A program that reads its configuration again on HUP is not asked to stop.
+#[test]
+fn a_command_that_survives_a_hup_is_restarted_when_the_partitions_change() {
+    let fixture = Fixture::new();
+    let mut first = host(&fixture, &["orders", "2"], &format!("trap 'echo reads its configuration' HUP; {WORKER}"));
+    until_owned(&mut first, 2);
+    first.signal(Signal::HUP);
+    first.expect("reads its configuration");
+    let mut second = host(&fixture, &["orders", "2"], WORKER);
+    assert_eq!(partitions(&mut first, "ended ").len(), 2);
+    assert_eq!((until_owned(&mut first, 1).len(), until_owned(&mut second, 1).len()), (1, 1));
 }
 
 #[test]
