@@ -12,7 +12,7 @@ use palisade::BootInstant;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, getpid, kill_process, kill_process_group,
-    pidfd_open, set_child_subreaper, waitid, waitpgid,
+    pidfd_open, set_child_subreaper, wait, waitid, waitpgid,
 };
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -53,6 +53,8 @@ pub(crate) struct Ended {
     pub(crate) code: u8,
     /// Whether the warden ended it, or this process because the warden did not.
     pub(crate) by_warden: bool,
+    /// Whether it was never executed: it was not found, cannot be executed, or its warden could not start it.
+    pub(crate) was_not_executed: bool,
 }
 
 /// Returns a warden for this command, ready for its variables.
@@ -129,7 +131,7 @@ impl WardedCommand {
         let ns = |at: BootInstant| u64::try_from(at.since_boot().as_nanos()).unwrap_or(u64::MAX);
         let order = Order::Deadlines { term_at_ns: term_at.map(ns), kill_at_ns: kill_at.map_or(u64::MAX, ns) };
         // If the warden has been stopped for so long that this is not sent, this process still kills the command in time.
-        self.wire.send(&order);
+        self.wire.send_latest(&order);
     }
 
     /// Passes a signal on to the command.
@@ -159,15 +161,17 @@ impl WardedCommand {
                     Some(Report::Started { group }) => self.note_start(Pid::from_raw(group)),
                     // Ctrl-Z stops the whole job, as the shell expects.
                     Some(Report::Stopped) => stop_this_process(),
-                    Some(Report::Ended { code, by_warden }) => {
+                    Some(Report::Ended { code, by_warden, was_not_executed }) => {
                         self.reap();
-                        return Ended { code, by_warden };
+                        reap_adopted();
+                        return Ended { code, by_warden, was_not_executed };
                     }
                     // The warden was killed, or has failed.
                     None => {
                         let wardens_code = self.reap();
                         let code = self.group.and_then(end_orphans).unwrap_or(wardens_code);
-                        return Ended { code, by_warden: self.was_late };
+                        reap_adopted();
+                        return Ended { code, by_warden: self.was_late, was_not_executed: self.group.is_none() };
                     }
                 },
                 () = Process::ended(self.command.as_ref()) => {
@@ -179,9 +183,10 @@ impl WardedCommand {
                     self.kill_warden();
                 }
                 () = reached(self.answer_by) => {
-                    say("the warden, which supervises the command, does not answer (it may be stopped) and is killed");
                     self.answer_by = None;
+                    // First: a full pipe at stderr would keep the command running.
                     self.kill_warden();
+                    say("the warden, which supervises the command, does not answer (it may be stopped) and is killed");
                 }
             }
         }
@@ -242,6 +247,12 @@ fn end_orphans(group: Pid) -> Option<u8> {
             Err(_) => return code,
         }
     }
+}
+
+/// Reaps daemons of ended commands that have ended too: this process is their subreaper. It has no other children, as it runs
+/// one warden at a time, which was waited for.
+fn reap_adopted() {
+    while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
 }
 
 /// A process that this one can wait for although it is not a child.

@@ -5,15 +5,17 @@
 //! it does so at once. If the warden dies, the system ends the command.
 
 use std::ffi::{OsStr, OsString};
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::io::{self, PipeReader, PipeWriter, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use palisade::BootInstant;
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionread};
 use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process_group, set_child_subreaper,
     set_parent_process_death_signal, wait, waitpgid,
@@ -26,7 +28,7 @@ use crate::signals::{Signals, exit_code};
 
 /// The first argument of a warden process. The command follows.
 pub(super) const WARDEN: &str = "_warden";
-/// The first argument of a process that becomes the command. The warden's pid and the command follow.
+/// The first argument of a process that becomes the command. The warden's pid, its pipe for a failure, and the command follow.
 const BECOME: &str = "_become";
 
 /// The exit code of a command that was killed, or that was not started because its deadline had passed.
@@ -41,7 +43,7 @@ const GRACE: Duration = Duration::from_secs(5);
 pub(crate) fn run_as_child(mut args: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let role = args.nth(1)?;
     if role == BECOME {
-        return Some(become_command(&args.next()?, &args.next()?, args));
+        return Some(become_command(&args.next()?, &args.next()?, &args.next()?, args));
     }
     if role != WARDEN {
         return None;
@@ -58,13 +60,21 @@ pub(crate) fn run_as_child(mut args: impl Iterator<Item = OsString>) -> Option<E
 }
 
 /// Becomes the command, after arranging that it dies with its parent.
-fn become_command(parent: &OsStr, program: &OsStr, args: impl Iterator<Item = OsString>) -> ExitCode {
+fn become_command(
+    parent: &OsStr,
+    failure: &OsStr,
+    program: &OsStr,
+    args: impl Iterator<Item = OsString>,
+) -> ExitCode {
     let death_signal = set_parent_process_death_signal(Some(Signal::KILL));
     let is_parent_alive = getppid().is_some_and(|pid| *parent == *pid.as_raw_nonzero().to_string());
     if death_signal.is_err() || !is_parent_alive {
         return ExitCode::from(KILLED);
     }
     let error = Command::new(program).args(args).exec();
+    // The exit code alone does not tell: a command may exit with the same one.
+    let pipe = Path::new("/proc").join(parent).join("fd").join(failure);
+    drop(File::options().write(true).open(pipe).and_then(|mut pipe| pipe.write_all(b".")));
     crate::outcome::say(&format!("cannot run '{}': {error}", program.to_string_lossy().escape_debug()));
     // The codes that shells use.
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
@@ -83,14 +93,19 @@ async fn supervise(command: Vec<OsString>) -> io::Result<u8> {
     };
     let mut wire = Wire::new(stream)?;
     let Some(first) = wire.receive::<Order>().await else { return Ok(KILLED) };
-    if first.is_overdue() {
-        wire.send(&Report::Ended { code: KILLED, by_warden: true });
+    let mut orders = vec![first];
+    // A warden that was stopped finds the renewals of a lock behind the first deadline.
+    while let Some(order) = wire.try_receive().await {
+        orders.push(order);
+    }
+    if is_overdue(&orders) {
+        wire.send(&Report::Ended { code: KILLED, by_warden: true, was_not_executed: false });
         return Ok(KILLED);
     }
     set_child_subreaper(Some(getpid()))?;
     let mut supervised = Supervised::start(command, stdin)?;
     wire.send(&Report::Started { group: supervised.group.as_raw_nonzero().get() });
-    supervised.handle(first);
+    orders.into_iter().for_each(|order| supervised.handle(order));
     let mut is_orphan = false;
     loop {
         let next = supervised.next_deadline();
@@ -111,7 +126,8 @@ async fn supervise(command: Vec<OsString>) -> io::Result<u8> {
             wire.send(&Report::Stopped);
         }
         if let Some(code) = supervised.finish() {
-            wire.send(&Report::Ended { code, by_warden: supervised.was_ended });
+            let (by_warden, was_not_executed) = (supervised.was_ended, supervised.was_not_executed());
+            wire.send(&Report::Ended { code, by_warden, was_not_executed });
             return Ok(code);
         }
     }
@@ -121,11 +137,13 @@ fn instant(ns: u64) -> BootInstant {
     BootInstant::after_boot(Duration::from_nanos(ns))
 }
 
-impl Order {
-    /// Whether the deadline has passed before the command is started.
-    fn is_overdue(&self) -> bool {
-        matches!(self, Order::Deadlines { kill_at_ns, .. } if instant(*kill_at_ns).has_passed())
-    }
+/// Whether the lock is lost, or its last deadline has passed, before the command is started.
+fn is_overdue(orders: &[Order]) -> bool {
+    let kill_at = orders.iter().rev().find_map(|order| match order {
+        Order::Deadlines { kill_at_ns, .. } => Some(instant(*kill_at_ns)),
+        Order::Signal(_) | Order::Lost => None,
+    });
+    kill_at.is_some_and(BootInstant::has_passed) || orders.iter().any(|order| matches!(order, Order::Lost))
 }
 
 /// Returns the exit code of a process as shells report it: its own, or 128 plus the number of the signal that ended it.
@@ -146,6 +164,8 @@ struct Supervised {
     code: Option<u8>,
     /// Whether the warden ended the command.
     was_ended: bool,
+    /// Has a byte if the command could not be executed. The writing end is opened through its number.
+    failure: (PipeReader, PipeWriter),
 }
 
 impl Supervised {
@@ -153,11 +173,14 @@ impl Supervised {
         // `palisade run` may be dead already. Then the connection to it is closed, and the command is ended at once.
         let terminal = getppid().and_then(|run| group_of(Some(run))).and_then(|job| Terminal::of_job(job, &stdin));
         let mut start = Command::new("/proc/self/exe");
-        start.arg(BECOME).arg(getpid().as_raw_nonzero().to_string()).args(command);
+        let failure = io::pipe()?;
+        let pipe = failure.1.as_raw_fd().to_string();
+        start.arg(BECOME).arg(getpid().as_raw_nonzero().to_string()).arg(pipe).args(command);
         let child = start.stdin(Stdio::from(stdin)).process_group(0).spawn()?;
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
         let (term_at, kill_at, leftovers_kill_at, code, was_ended) = (None, None, None, None, false);
-        let supervised = Supervised { group, terminal, term_at, kill_at, leftovers_kill_at, code, was_ended };
+        let supervised =
+            Supervised { group, terminal, term_at, kill_at, leftovers_kill_at, code, was_ended, failure };
         if let Some(terminal) = &supervised.terminal
             && terminal.is_interactive()
         {
@@ -170,6 +193,10 @@ impl Supervised {
     fn give_terminal(&self, terminal: &Terminal) {
         terminal.give(self.group);
         self.send(Signal::CONT);
+    }
+
+    fn was_not_executed(&self) -> bool {
+        ioctl_fionread(&self.failure.0).is_ok_and(|bytes| bytes > 0)
     }
 
     fn send(&self, signal: Signal) {
@@ -246,10 +273,8 @@ impl Supervised {
                 None => drop(terminal.take_back(self.group)),
             }
         }
-        // The rest of the group would go on without the lock.
-        if !self.was_ended {
-            (self.term_at, self.leftovers_kill_at) = (None, Some(BootInstant::now() + GRACE));
-        }
+        // The rest of the group would go on without the lock. An earlier deadline of the lock stays in force.
+        (self.term_at, self.leftovers_kill_at) = (None, Some(BootInstant::now() + GRACE));
         self.send(Signal::TERM);
         self.send(Signal::CONT);
         false

@@ -11,7 +11,7 @@ use rustix::net::{
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt, BufReader, Interest, Lines};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 /// A message to the warden.
@@ -42,6 +42,9 @@ pub(super) enum Report {
         code: u8,
         /// Whether the warden ended the command.
         by_warden: bool,
+        /// Whether the command was never executed: it was not found, or cannot be.
+        #[serde(default)]
+        was_not_executed: bool,
     },
 }
 
@@ -49,22 +52,26 @@ pub(super) enum Report {
 pub(super) struct Wire {
     lines: Lines<BufReader<OwnedReadHalf>>,
     sink: OwnedWriteHalf,
+    /// A message that waits for room.
+    unsent: Option<Vec<u8>>,
 }
 
 impl Wire {
     pub(super) fn new(stream: UnixStream) -> io::Result<Wire> {
         stream.set_nonblocking(true)?;
         let (source, sink) = tokio::net::UnixStream::from_std(stream)?.into_split();
-        Ok(Wire { lines: BufReader::new(source).lines(), sink })
+        Ok(Wire { lines: BufReader::new(source).lines(), sink, unsent: None })
     }
 
     /// Sends a message without waiting. Returns whether it was sent: not if the peer is gone, which the next
     /// [`Wire::receive`] shows, or if hundreds of messages wait for a peer that is stopped.
     pub(super) fn send(&self, message: &impl Serialize) -> bool {
-        let Ok(mut line) = serde_json::to_vec(message) else { return false };
-        line.push(b'\n');
-        // The system takes a short message as a whole or not at all.
-        send(self.sink.as_ref(), &line, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
+        line_of(message).is_some_and(|line| send_line(&self.sink, &line))
+    }
+
+    /// Sends a message that replaces the one before. If there is no room for it, [`Wire::receive`] sends it later.
+    pub(super) fn send_latest(&mut self, message: &impl Serialize) {
+        self.unsent = line_of(message).filter(|line| !send_line(&self.sink, line));
     }
 
     /// Returns the next message; `None` when the peer is gone.
@@ -73,9 +80,39 @@ impl Wire {
     ///
     /// No message is lost.
     pub(super) async fn receive<T: DeserializeOwned>(&mut self) -> Option<T> {
-        let line = self.lines.next_line().await.ok()??;
-        serde_json::from_str(&line).ok()
+        let Wire { lines, sink, unsent } = self;
+        loop {
+            tokio::select! {
+                biased;
+                line = lines.next_line() => return serde_json::from_str(&line.ok()??).ok(),
+                _ = sink.writable(), if unsent.is_some() => {
+                    *unsent = unsent.take().filter(|line| !send_line(sink, line));
+                }
+            }
+        }
     }
+
+    /// Returns the next message if it has arrived.
+    pub(super) async fn try_receive<T: DeserializeOwned>(&mut self) -> Option<T> {
+        tokio::select! {
+            biased;
+            message = self.receive() => message,
+            () = std::future::ready(()) => None,
+        }
+    }
+}
+
+fn line_of(message: &impl Serialize) -> Option<Vec<u8>> {
+    let mut line = serde_json::to_vec(message).ok()?;
+    line.push(b'\n');
+    Some(line)
+}
+
+fn send_line(sink: &OwnedWriteHalf, line: &[u8]) -> bool {
+    // The system takes a short message as a whole or not at all.
+    let send = || send(sink.as_ref(), line, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    // The runtime learns from the second attempt that there is no room, so that `writable` waits for it.
+    send().is_ok() || sink.as_ref().try_io(Interest::WRITABLE, || Ok(send()?)).is_ok()
 }
 
 /// Sends the command's stdin and the lock's lifeline: while a process has that descriptor open, the engine takes the
@@ -125,7 +162,29 @@ mod tests {
         }
         assert!(ours.send(&Order::Lost));
         assert!(matches!(theirs.receive().await, Some(Order::Lost)));
+        assert!(theirs.try_receive::<Order>().await.is_none());
         drop(theirs);
         assert!(!ours.send(&Order::Lost));
+    }
+
+    #[tokio::test]
+    async fn the_last_of_the_messages_for_which_there_was_no_room_is_sent_when_there_is_some() {
+        let (ours, theirs) = UnixStream::pair().expect("two ends");
+        let (mut ours, mut theirs) = (Wire::new(ours).expect("a wire"), Wire::new(theirs).expect("a wire"));
+        let sent = (1..1_000_000).take_while(|number| ours.send(&Order::Signal(*number))).count();
+        for number in [-1, -2] {
+            ours.send_latest(&Order::Signal(number));
+        }
+        assert!(ours.try_receive::<Report>().await.is_none());
+        let read = async {
+            for _ in 0..sent {
+                theirs.receive::<Order>().await;
+            }
+            theirs.receive::<Order>().await
+        };
+        tokio::select! {
+            report = ours.receive::<Report>() => panic!("{report:?}"),
+            last = read => assert!(matches!(last, Some(Order::Signal(-2))), "{last:?}"),
+        }
     }
 }

@@ -6,14 +6,14 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group, set_child_subreaper};
 
-use crate::fixture::{ALONE, Finished, Fixture, Running, is_running, pid, until};
+use crate::fixture::{ALONE, Finished, Fixture, Running, TIMEOUT, full_pipe, is_running, pid, until};
 
 /// Returns a command with a child and a grandchild in the background, none of which exits unless it is killed.
 fn family() -> String {
@@ -99,6 +99,58 @@ fn a_warden_without_its_palisade_ends_the_command() {
     assert!(!is_running(pid(group.unwrap_or_else(|| panic!("{started}")))));
 }
 
+/// Starts a warden without a `palisade run`, and sends it these orders at once.
+fn warden(orders: &str, script: &str) -> (Child, BufReader<UnixStream>) {
+    let (ours, wardens) = UnixStream::pair().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_palisade"));
+    command.args(["_warden", "sh", "-c", script]).stdin(OwnedFd::from(wardens)).process_group(0);
+    let warden = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let (descriptors, mut space) = ([ours.as_fd()], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    sendmsg(&ours, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL).unwrap();
+    (&ours).write_all(orders.as_bytes()).unwrap();
+    ours.set_read_timeout(Some(TIMEOUT)).unwrap();
+    (warden, BufReader::new(ours))
+}
+
+fn deadlines(term_at: &str, kill_at: u64) -> String {
+    format!("{{\"Deadlines\":{{\"term_at_ns\":{term_at},\"kill_at_ns\":{kill_at}}}}}\n")
+}
+
+fn report(reports: &mut BufReader<UnixStream>) -> String {
+    let mut report = String::new();
+    reports.read_line(&mut report).unwrap();
+    report
+}
+
+/// A warden that was stopped before it has started the command finds a deadline that has passed, and behind it a renewal.
+#[test]
+fn a_warden_heeds_the_last_deadline_that_has_arrived() {
+    let orders = deadlines("null", 1) + &deadlines("null", u64::MAX);
+    let (mut warden, mut reports) = warden(&orders, "exit 3");
+    assert!(report(&mut reports).starts_with("{\"Started\""));
+    let ended = report(&mut reports);
+    assert!(ended.contains("\"code\":3,\"by_warden\":false"), "{ended}");
+    warden.wait().unwrap();
+    let orders = deadlines("null", u64::MAX) + &deadlines("null", 1);
+    let (mut warden, mut reports) = self::warden(&orders, "exit 3");
+    let ended = report(&mut reports);
+    assert!(ended.contains("\"code\":137,\"by_warden\":true"), "{ended}");
+    warden.wait().unwrap();
+}
+
+/// With a long TTL, the KILL of a lock that is about to be lost comes long after the TERM.
+#[test]
+fn leftover_processes_that_ignore_term_are_killed_soon_after_the_command_has_ended_by_the_early_term() {
+    let script = "(trap '' TERM; sleep 1000) & trap 'exit 5' TERM; while :; do sleep 0.01; done";
+    let (mut warden, mut reports) = warden(&deadlines("1", u64::MAX), script);
+    assert!(report(&mut reports).starts_with("{\"Started\""));
+    let ended = report(&mut reports);
+    assert!(ended.contains("\"by_warden\":true"), "{ended}");
+    warden.wait().unwrap();
+}
+
 #[test]
 fn killing_the_whole_job_ends_the_command_and_its_family_before_the_next_begins() {
     let fixture = Fixture::new();
@@ -146,6 +198,20 @@ fn a_stopped_warden_does_not_keep_a_command_running_whose_lock_was_taken_away() 
     fixture.observer().force_release("x", "a test").unwrap();
     holder.end().expect_failure(76, "was taken away by");
     until(|| !is_running(command) && !is_running(child));
+}
+
+/// `palisade` says that it kills the warden. No process reads that.
+#[test]
+fn a_full_stderr_does_not_keep_a_command_running_whose_warden_is_stopped() {
+    let fixture = Fixture::new();
+    let (errors, full) = full_pipe();
+    let mut holder = Running::with_errors(fixture.script(&["x"], "echo $$; read go; echo unexpected"), full);
+    let command = pid(&holder.line());
+    kill_process(holder.warden(), Signal::STOP).unwrap();
+    fixture.observer().force_release("x", "a test").unwrap();
+    until(|| !is_running(command));
+    drop(errors);
+    holder.end().expect(76, &[]);
 }
 
 #[test]
