@@ -260,6 +260,134 @@ fn a_worker_whose_command_is_not_found_stops() {
     assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "1\n1\n", "no attempt was used up");
 }
 
+/// A handler script of which a part is missing for one kind of job fails for those jobs only.
+#[test]
+fn a_command_that_runs_and_exits_with_126_or_127_has_failed() {
+    let sandbox = Sandbox::new();
+    for (key, payload) in [("a", "126"), ("b", "127"), ("c", "0")] {
+        push(&sandbox, key, payload);
+    }
+    let drained = drain(&sandbox, &["--attempts", "1"], "exit $(cat)");
+    assert_eq!(drained.code, Some(0), "{}", drained.err);
+    let dead = queue(&sandbox, &["ls", "orders", "--dead"]).out;
+    assert!(dead.contains("exit code 126") && dead.contains("exit code 127"), "{dead}");
+    assert_eq!(queue(&sandbox, &["ls", "orders"]).out, "", "the third job is done");
+}
+
+#[test]
+fn a_worker_whose_command_is_not_executable_stops() {
+    let sandbox = Sandbox::new();
+    push(&sandbox, "a", "1");
+    fs::write(sandbox.path().join("ship.sh"), "").unwrap();
+    let output = queue(&sandbox, &["work", "orders", "--drain", "--attempts", "1", "--", "./ship.sh"]);
+    assert_eq!(output.code, Some(126), "{}", output.err);
+    drain(&sandbox, &["--attempts", "1"], "echo $PALISADE_JOB_ATTEMPT >>done");
+    assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "1\n");
+}
+
+/// With few descriptors a worker cannot start its command. With one more each time, every step on the way fails once.
+#[test]
+fn a_job_whose_command_could_not_be_started_is_given_back() {
+    let sandbox = Sandbox::new();
+    push(&sandbox, "a", "1");
+    let mut failures = String::new();
+    for descriptors in 6..64 {
+        let script = format!("ulimit -n {descriptors}; exec \"$0\" \"$@\"");
+        let mut worker = std::process::Command::new("sh");
+        worker.args(["-c", &script, env!("CARGO_BIN_EXE_palisade")]).current_dir(sandbox.path());
+        worker.args(["queue", "work", "orders", "--drain", "--attempts", "1", "--store", &store(&sandbox)]);
+        let output = worker.args(["--", "sh", "-c", "echo $PALISADE_JOB_ATTEMPT >>done"]).output().unwrap();
+        failures += &String::from_utf8_lossy(&output.stderr);
+        let dead = queue(&sandbox, &["ls", "orders", "--dead"]);
+        assert_eq!(dead.out, "", "with {descriptors} descriptors: {output:?}");
+        if output.status.success() {
+            break;
+        }
+    }
+    assert!(failures.contains("palisade: reading or writing failed: Too many open files"), "{failures}");
+    assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "1\n", "{failures}");
+}
+
+/// The store delivers the job although its worker is being stopped.
+#[test]
+fn a_worker_that_is_stopped_while_it_asks_for_a_job_gives_it_back() {
+    let sandbox = Sandbox::new();
+    push(&sandbox, "a", "1");
+    let database = rusqlite::Connection::open(sandbox.path().join("shop.db")).unwrap();
+    database.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let worker = sandbox.start(&["queue", "work", "orders", "--store", &store(&sandbox), "--", "true"]);
+    within_bound(|| has_term(worker.pid(), "SigCgt:"));
+    worker.signal(Signal::TERM);
+    within_bound(|| !has_term(worker.pid(), "ShdPnd:"));
+    drop(database);
+    assert_eq!(worker.end().code(), Some(128 + 15));
+    drain(&sandbox, &["--attempts", "1"], "echo $PALISADE_JOB_ATTEMPT >>done");
+    assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "1\n", "at once, as the first attempt");
+}
+
+/// Polls until a condition is true.
+fn within_bound(condition: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < Duration::from_secs(60), "the condition did not become true");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a set of signals of a process, such as those that it handles, contains TERM.
+fn has_term(pid: Pid, set: &str) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
+    let bits = status.lines().find_map(|line| line.strip_prefix(set)).unwrap_or_default();
+    u64::from_str_radix(bits.trim(), 16).is_ok_and(|bits| bits & (1 << (Signal::TERM.as_raw() - 1)) != 0)
+}
+
+/// A daemon keeps the stdin of its job open, and reads nothing.
+#[test]
+fn a_payload_that_is_not_read_does_not_keep_the_worker_from_ending() {
+    let sandbox = Sandbox::new();
+    fs::write(sandbox.path().join("payload"), vec![b'x'; 200_000]).unwrap();
+    let mut push = sandbox.command(&["queue", "push", "orders", "--key", "a"]);
+    push.stdin(fs::File::open(sandbox.path().join("payload")).unwrap()).env("PALISADE_STORE", store(&sandbox));
+    assert!(push.output().unwrap().status.success());
+    let args = ["queue", "work", "orders", "--drain", "--store", &store(&sandbox), "--", "sh", "-c", DAEMON];
+    let mut worker = sandbox.start(&args);
+    let daemon = worker.line().parse().ok().and_then(Pid::from_raw).unwrap();
+    let ended = worker.end();
+    kill_process(daemon, Signal::KILL).unwrap();
+    assert_eq!(ended.code(), Some(0));
+}
+
+/// Leaves a process behind that has left the process group, with the job's stdin, and prints its number.
+const DAEMON: &str = "rm -f daemon; exec 3<&0; setsid sh -c 'echo $$ >daemon; exec sleep 1000' >/dev/null 2>&1 & \
+                      while ! test -s daemon; do sleep 0.01; done; cat daemon";
+
+#[test]
+fn daemons_of_earlier_jobs_do_not_stay_behind_as_zombies() {
+    let sandbox = Sandbox::new();
+    push(&sandbox, "a", "1");
+    let mut worker =
+        sandbox.start(&["queue", "work", "orders", "--store", &store(&sandbox), "--", "sh", "-c", DAEMON]);
+    let first = worker.line().parse().ok().and_then(Pid::from_raw).unwrap();
+    kill_process(first, Signal::KILL).unwrap();
+    push(&sandbox, "a", "2");
+    let second = worker.line().parse().ok().and_then(Pid::from_raw).unwrap();
+    within_bound(|| !std::path::Path::new(&format!("/proc/{}", first.as_raw_nonzero())).exists());
+    kill_process(second, Signal::KILL).unwrap();
+}
+
+#[test]
+fn a_list_says_that_dead_letters_block_only_if_one_does() {
+    let sandbox = Sandbox::new();
+    push(&sandbox, "a", "1");
+    drain(&sandbox, &["--attempts", "1", "--dangerous-continue-after-dead-letters"], "exit 3");
+    let skipped = queue(&sandbox, &["ls", "orders"]).err;
+    assert!(skipped.contains("there are dead letters: palisade queue ls orders --dead"), "{skipped}");
+    push(&sandbox, "b", "1");
+    drain(&sandbox, &["--attempts", "1"], "exit 3");
+    let blocking = queue(&sandbox, &["ls", "orders"]).err;
+    assert!(blocking.contains("there are dead letters, which block their keys: palisade"), "{blocking}");
+}
+
 #[test]
 fn the_payload_of_a_dead_letter_can_be_seen() {
     let sandbox = Sandbox::new();

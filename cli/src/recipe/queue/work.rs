@@ -4,12 +4,13 @@ use std::ffi::OsString;
 use std::future::pending;
 use std::io::{self, PipeWriter, Write};
 use std::os::fd::AsFd;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
+use std::thread;
 use std::time::Duration;
 
-use palisade::BootInstant;
-use palisade::recipe::queue::{Job, JobError, Queue, QueueStore};
-use tokio::task::spawn_blocking;
+use palisade::recipe::queue::{Job, JobError, Queue, QueueStore, poll_pauses};
+use palisade::{BootInstant, Error};
+use tokio::time::{sleep, timeout};
 
 use super::super::store::StoreArgs;
 use super::parse_visibility;
@@ -18,15 +19,11 @@ use crate::run::warded::{KillTime, WardedCommand, warden_of};
 use crate::signals::{Signals, StopSignal};
 use crate::text::plain;
 
-/// The exit codes of a command that cannot be executed, and of one that was not found.
-const CANNOT_EXECUTE: u8 = 126;
-const NOT_FOUND: u8 = 127;
-
 /// How long a worker waits after the store has failed.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 
-/// How long a worker that drains the queue waits for a job.
-const DRAINED_AFTER: Duration = Duration::ZERO;
+/// How long a worker that is stopped waits for the reply to its request for a job.
+const TAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The options of `palisade queue work`.
 #[derive(Debug, clap::Args)]
@@ -69,36 +66,49 @@ pub(super) async fn run<S: QueueStore>(options: &Options, store: &S, verbose: u8
         queue = queue.dangerous_continue_after_dead_letters();
     }
     let mut signals = Signals::listen()?;
+    let mut pauses = poll_pauses();
     loop {
-        let next = async {
-            match options.drain {
-                true => queue.next_within(DRAINED_AFTER).await,
-                false => queue.next().await.map(Some),
+        let pause = match take(&queue, &mut signals).await? {
+            Ok(Some(job)) => {
+                if let Some(stop) = work(options, job, &mut signals, verbose).await? {
+                    return Err(Failure::Exit(stop.exit_code()));
+                }
+                pauses = poll_pauses();
+                continue;
             }
-        };
-        let job = tokio::select! {
-            biased;
-            stop = signals.stop_requested() => return Err(Failure::Exit(stop.exit_code())),
-            job = next => job,
-        };
-        let job = match job {
-            Ok(Some(job)) => job,
-            Ok(None) => return say_what_is_left(&options.name, &queue).await,
+            Ok(None) if options.drain => return say_what_is_left(&options.name, &queue).await,
+            Ok(None) => pauses.next().unwrap_or(RETRY_DELAY),
             // A worker survives a restart of the database.
             Err(error) if error.is_retryable() && !options.drain => {
                 say(&format!("{error}; trying again"));
-                tokio::select! {
-                    biased;
-                    stop = signals.stop_requested() => return Err(Failure::Exit(stop.exit_code())),
-                    () = tokio::time::sleep(RETRY_DELAY) => continue,
-                }
+                RETRY_DELAY
             }
             Err(error) => return Err(error.into()),
         };
-        if let Some(stop) = work(options, job, &mut signals, verbose).await? {
-            return Err(Failure::Exit(stop.exit_code()));
+        tokio::select! {
+            biased;
+            stop = signals.stop_requested() => return Err(Failure::Exit(stop.exit_code())),
+            () = sleep(pause) => {}
         }
     }
+}
+
+/// Asks once for a job. A signal to stop does not end the request, because the store may carry it out nevertheless: its job is given
+/// back.
+async fn take<S: QueueStore>(
+    queue: &Queue<S>,
+    signals: &mut Signals,
+) -> Result<Result<Option<Job<S>>, Error>, Failure> {
+    let mut take = pin!(queue.take());
+    let stop = tokio::select! {
+        biased;
+        stop = signals.stop_requested() => stop,
+        taken = &mut take => return Ok(taken),
+    };
+    if let Ok(Ok(Some(job))) = timeout(TAKE_TIMEOUT, take).await {
+        settled(job.give_back().await)?;
+    }
+    Err(Failure::Exit(stop.exit_code()))
 }
 
 /// After draining a queue: says whether it has jobs that are not due.
@@ -122,7 +132,7 @@ async fn work<S: QueueStore>(
     let mut command = match start(options, &job) {
         Ok(command) => command,
         Err(error) => {
-            settled(job.fail(format!("the command could not be started: {error}")).await)?;
+            settled(job.give_back().await)?;
             return Err(error.into());
         }
     };
@@ -171,14 +181,13 @@ async fn work<S: QueueStore>(
         return Ok(stop);
     }
     if ended.code == 0 {
-        settled(job.done().await)?;
-        if verbose > 0 {
+        if settled(job.done().await)? && verbose > 0 {
             say(&format!("job {id} of '{key}' is done"));
         }
         return Ok(stop);
     }
     let why = format!("exit code {}", ended.code);
-    if let CANNOT_EXECUTE | NOT_FOUND = ended.code {
+    if ended.was_not_executed {
         // It would fail for every job, and make all of them dead letters.
         settled(job.give_back().await)?;
         say(&format!(
@@ -187,16 +196,18 @@ async fn work<S: QueueStore>(
         return Err(Failure::Exit(ended.code));
     }
     if stop.is_some() {
-        settled(job.give_back().await)?;
-        say(&format!("job {id} of '{key}' was stopped ({why}); another worker gets it"));
+        if settled(job.give_back().await)? {
+            say(&format!("job {id} of '{key}' was stopped ({why}); another worker gets it"));
+        }
         return Ok(stop);
     }
     let then = match attempt >= options.attempts {
         true => format!("it is a dead letter now; palisade queue ls {} --dead lists it", plain(&options.name)),
         false => "it is tried again later".to_owned(),
     };
-    settled(job.fail(why.clone()).await)?;
-    say(&format!("job {id} of '{key}' failed in attempt {attempt} of {}: {why}; {then}", options.attempts));
+    if settled(job.fail(why.clone()).await)? {
+        say(&format!("job {id} of '{key}' failed in attempt {attempt} of {}: {why}; {then}", options.attempts));
+    }
     Ok(None)
 }
 
@@ -211,14 +222,15 @@ async fn extended(extension: &mut Option<Extension<'_>>) -> Result<(), JobError>
     }
 }
 
-/// Reports a job that was delivered again meanwhile. The worker goes on with other jobs.
-fn settled(result: Result<(), JobError>) -> Result<(), Failure> {
+/// Returns whether a job was settled. Reports one that was delivered again meanwhile, and one that may be settled: the worker goes on
+/// with other jobs.
+fn settled(result: Result<(), JobError>) -> Result<bool, Failure> {
     match result {
-        Ok(()) => Ok(()),
-        Err(JobError::Failed(error)) => Err(error.into()),
-        Err(stale) => {
-            say(&stale.to_string());
-            Ok(())
+        Ok(()) => Ok(true),
+        Err(JobError::Failed(error)) if !error.may_have_taken_effect() => Err(error.into()),
+        Err(error) => {
+            say(&error.to_string());
+            Ok(false)
         }
     }
 }
@@ -231,7 +243,8 @@ fn start<S: QueueStore>(options: &Options, job: &Job<S>) -> io::Result<WardedCom
     let (stdin, feeder) = io::pipe()?;
     let command = WardedCommand::start(warden, stdin.as_fd(), None)?;
     let payload = job.payload().to_owned();
-    drop(spawn_blocking(move || feed(feeder, &payload)));
+    // A blocking task of the runtime would keep this process alive if no process reads the payload.
+    thread::spawn(move || feed(feeder, &payload));
     Ok(command)
 }
 
