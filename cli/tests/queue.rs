@@ -368,6 +368,8 @@ fn daemons_of_earlier_jobs_do_not_stay_behind_as_zombies() {
     let mut worker =
         sandbox.start(&["queue", "work", "orders", "--store", &store(&sandbox), "--", "sh", "-c", DAEMON]);
     let first = worker.line().parse().ok().and_then(Pid::from_raw).unwrap();
+    // Then its warden, which would reap it, has ended.
+    within_bound(|| queue(&sandbox, &["ls", "orders"]).out.is_empty());
     kill_process(first, Signal::KILL).unwrap();
     push(&sandbox, "a", "2");
     let second = worker.line().parse().ok().and_then(Pid::from_raw).unwrap();

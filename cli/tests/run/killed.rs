@@ -104,7 +104,7 @@ fn warden(orders: &str, script: &str) -> (Child, BufReader<UnixStream>) {
     let (ours, wardens) = UnixStream::pair().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_palisade"));
     command.args(["_warden", "sh", "-c", script]).stdin(OwnedFd::from(wardens)).process_group(0);
-    let warden = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let warden = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let (descriptors, mut space) = ([ours.as_fd()], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
@@ -143,9 +143,12 @@ fn a_warden_heeds_the_last_deadline_that_has_arrived() {
 /// With a long TTL, the KILL of a lock that is about to be lost comes long after the TERM.
 #[test]
 fn leftover_processes_that_ignore_term_are_killed_soon_after_the_command_has_ended_by_the_early_term() {
-    let script = "(trap '' TERM; sleep 1000) & trap 'exit 5' TERM; while :; do sleep 0.01; done";
-    let (mut warden, mut reports) = warden(&deadlines("1", u64::MAX), script);
+    let script = "trap '' TERM; sleep 1000 & trap 'exit 5' TERM; echo ready; while :; do sleep 0.01; done";
+    let (mut warden, mut reports) = warden(&deadlines("null", u64::MAX), script);
     assert!(report(&mut reports).starts_with("{\"Started\""));
+    let mut ready = [0; 6];
+    warden.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
+    reports.get_mut().write_all(deadlines("1", u64::MAX).as_bytes()).unwrap();
     let ended = report(&mut reports);
     assert!(ended.contains("\"by_warden\":true"), "{ended}");
     warden.wait().unwrap();
