@@ -14,7 +14,7 @@ use tokio_postgres::{Client, Error as PgError, Row, Transaction};
 use super::rules::{Delivery, JobId, KeyState, Settled};
 use super::{Job, JobError, JobInfo, JobState, LIST, Listed, PUSH, Policy, Queue, QueueStore, SETTLE, Settle, TAKE};
 use crate::recipe::random::random;
-use crate::recipe::store::{Postgres, big, float, is_missing, milliseconds, text};
+use crate::recipe::store::{Call, Postgres, big, float, is_missing, milliseconds, text};
 use crate::{Error, ErrorKind};
 
 /// The tables of the queues. A recipe creates them if they are missing and the role may do so.
@@ -189,19 +189,22 @@ impl Postgres {
         missing: Missing,
         work: &W,
     ) -> Result<W::Output, Error> {
-        let mut connection = self.connection(operation, queue).await?;
-        let mut done = transact(&mut connection, work).await;
-        if done.as_ref().is_err_and(|(error, _)| is_missing(error)) {
-            match missing {
-                Missing::Create => {
-                    self.create(&connection, (SCHEMA, "palisade_queue_job"), (operation, queue)).await?;
-                    done = transact(&mut connection, work).await;
+        let transacted = async {
+            let mut connection = self.connection(operation, queue).await?;
+            let mut done = transact(&mut connection, work).await;
+            if done.as_ref().is_err_and(|(error, _)| is_missing(error)) {
+                match missing {
+                    Missing::Create => {
+                        self.create(&connection, (SCHEMA, "palisade_queue_job"), (operation, queue)).await?;
+                        done = transact(&mut connection, work).await;
+                    }
+                    Missing::Empty => done = work.of_nothing().map_or(done, Ok),
                 }
-                Missing::Empty => done = work.of_nothing().map_or(done, Ok),
             }
-        }
-        connection.keep();
-        done.map_err(|(error, is_committing)| self.error(error, is_committing, operation, queue))
+            connection.keep();
+            done.map_err(|(error, is_committing)| self.error(error, is_committing, operation, queue))
+        };
+        self.bounded(Call { operation, key: queue, writes: operation != LIST }, transacted).await
     }
 
     /// Removes rows of idle keys. A failure does no harm.
