@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, send, sendmsg,
@@ -66,12 +67,12 @@ impl Wire {
     /// Sends a message without waiting. Returns whether it was sent: not if the peer is gone, which the next
     /// [`Wire::receive`] shows, or if hundreds of messages wait for a peer that is stopped.
     pub(super) fn send(&self, message: &impl Serialize) -> bool {
-        line_of(message).is_some_and(|line| send_line(&self.sink, &line))
+        line_of(message).is_some_and(|line| send_line(&self.sink, &line).is_ok())
     }
 
     /// Sends a message that replaces the one before. If there is no room for it, [`Wire::receive`] sends it later.
     pub(super) fn send_latest(&mut self, message: &impl Serialize) {
-        self.unsent = line_of(message).filter(|line| !send_line(&self.sink, line));
+        self.unsent = line_of(message).filter(|line| has_no_room(&self.sink, line));
     }
 
     /// Returns the next message; `None` when the peer is gone.
@@ -86,7 +87,7 @@ impl Wire {
                 biased;
                 line = lines.next_line() => return serde_json::from_str(&line.ok()??).ok(),
                 _ = sink.writable(), if unsent.is_some() => {
-                    *unsent = unsent.take().filter(|line| !send_line(sink, line));
+                    *unsent = unsent.take().filter(|line| has_no_room(sink, line));
                 }
             }
         }
@@ -108,11 +109,19 @@ fn line_of(message: &impl Serialize) -> Option<Vec<u8>> {
     Some(line)
 }
 
-fn send_line(sink: &OwnedWriteHalf, line: &[u8]) -> bool {
+fn send_line(sink: &OwnedWriteHalf, line: &[u8]) -> io::Result<()> {
     // The system takes a short message as a whole or not at all.
-    let send = || send(sink.as_ref(), line, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-    // The runtime learns from the second attempt that there is no room, so that `writable` waits for it.
-    send().is_ok() || sink.as_ref().try_io(Interest::WRITABLE, || Ok(send()?)).is_ok()
+    let send = || send(sink.as_ref(), line, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(drop);
+    match send() {
+        // The runtime learns from the second attempt that there is no room, so that `writable` waits for it.
+        Err(Errno::AGAIN) => sink.as_ref().try_io(Interest::WRITABLE, || Ok(send()?)),
+        sent => Ok(sent?),
+    }
+}
+
+/// Sends a line. Returns whether it is to be sent again. A peer that is gone needs none.
+fn has_no_room(sink: &OwnedWriteHalf, line: &[u8]) -> bool {
+    send_line(sink, line).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
 /// Sends the command's stdin and the lock's lifeline: while a process has that descriptor open, the engine takes the
@@ -146,6 +155,15 @@ pub(super) fn receive_descriptors(stream: &UnixStream) -> io::Result<(OwnedFd, O
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn what_cannot_be_sent_to_a_peer_that_is_gone_keeps_nobody_waiting() {
+        let (ours, theirs) = UnixStream::pair().expect("two ends");
+        let mut ours = Wire::new(ours).expect("a wire");
+        drop(theirs);
+        ours.send_latest(&Order::Lost);
+        assert!(ours.receive::<Report>().await.is_none());
+    }
 
     #[tokio::test]
     async fn a_peer_that_reads_nothing_keeps_nobody_waiting_and_finds_whole_messages_later() {
