@@ -133,8 +133,8 @@ impl<G: From<Guard>> Request<G> {
     ///
     /// # On connection loss
     ///
-    /// It fails. If the lock was granted, the keeper releases it in the background. If the engine was gone for so long that there is no
-    /// session, it fails as soon as the next attempt to open one has failed.
+    /// It fails. If the engine granted the lock, the keeper releases it in the background. If the session has expired, because the engine
+    /// did not answer for longer than the TTL, the call fails when the keeper's next attempt to open a session fails.
     ///
     /// # Errors
     ///
@@ -156,8 +156,8 @@ impl<G: From<Guard>> Request<G> {
     ///
     /// # Cancellation, connection loss, errors
     ///
-    /// As [`acquire`](Request::acquire). It is an error, not `None`, if the engine was gone for so long that there is no session when the
-    /// time is over.
+    /// As [`acquire`](Request::acquire). If the session has expired, and the keeper cannot open another one before the time is over, the
+    /// call returns an error, not `None`.
     pub async fn acquire_within(self, wait: Duration) -> Result<Option<G>, Error> {
         self.send(Wait::Within(wait)).await
     }

@@ -130,7 +130,7 @@ impl WardedCommand {
         let kill_at = kill_time.map(|time| time.at);
         let ns = |at: BootInstant| u64::try_from(at.since_boot().as_nanos()).unwrap_or(u64::MAX);
         let order = Order::Deadlines { term_at_ns: term_at.map(ns), kill_at_ns: kill_at.map_or(u64::MAX, ns) };
-        // If the warden has been stopped for so long that this is not sent, this process still kills the command in time.
+        // A stopped warden reads it when it continues. Until then this process kills the command in time.
         self.wire.send_latest(&order);
     }
 

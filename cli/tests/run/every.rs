@@ -79,7 +79,7 @@ fn a_run_that_does_not_get_the_lock_releases_the_period() {
     fixture.run(&["--every", "1h", "x"], "echo ran").expect(0, &["ran"]);
 }
 
-/// A run waits for its lock, and is paused for so long that its period expires. Another run begins the next one.
+/// The test pauses a run that waits for its lock until the run's period expires. Another run begins the next period.
 #[test]
 fn a_run_whose_period_has_expired_does_not_run_in_that_of_another() {
     let fixture = Fixture::new();
