@@ -44,7 +44,6 @@ pub(super) enum Report {
         /// Whether the warden ended the command.
         by_warden: bool,
         /// Whether the command was never executed: it was not found, or cannot be.
-        #[serde(default)]
         was_not_executed: bool,
     },
 }
