@@ -1,6 +1,7 @@
 //! What the recipes cost beside doing without: `scripts/bench recipes`.
 //!
-//! On one PostgreSQL that flushes each commit, one Redis that flushes each write, and one `palisade serve`. `PALISADE_BENCH_SECONDS` sets the length of a sample.
+//! On one PostgreSQL that flushes each commit, one Redis that flushes each write, and one `palisade serve`. `PALISADE_BENCH_SECONDS`
+//! sets the length of a sample.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 

@@ -63,8 +63,10 @@ pub(crate) async fn take(client: &Palisade, name: &str) -> LockGuard {
     within(&format!("'{name}' is granted"), acquiring).await.expect("its turn comes")
 }
 
+/// Tries to take a lock. Tries again while the client has no session, because its connection was cut or the server restarted.
 pub(crate) async fn try_take(client: &Palisade, name: &str) -> Option<LockGuard> {
-    client.lock(name).dangerous_accept_failover().try_acquire().await.expect("an answer")
+    let attempt = async || retryable(client.lock(name).dangerous_accept_failover().try_acquire().await);
+    until_some("an attempt is answered", attempt).await
 }
 
 /// Waits for a lock in another task.

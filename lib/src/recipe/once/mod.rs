@@ -472,8 +472,10 @@ impl<S: OnceStore> Once<'_, S> {
     }
 }
 
-/// Keeps the outcome of an attempt whose work is done. Retries for about 20 s while the store fails, and for up to 3 minutes if it does not answer: otherwise the next caller would
-/// do the work again. [`Once::run`] does this by itself.
+/// Keeps the outcome of an attempt whose work is done. [`Once::run`] does this by itself.
+///
+/// Retries for about 20 s while the store fails, and for up to 3 minutes if it does not answer: otherwise the next caller would do
+/// the work again.
 ///
 /// # Errors
 ///
