@@ -4,11 +4,12 @@
 mod sandbox;
 
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
-use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use palisade_cli::harness::wall_clock::WallClock;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use sandbox::{CommandOutput, Running, Sandbox};
 
@@ -218,7 +219,7 @@ fn a_command_is_killed_when_the_store_hangs() {
     let database = rusqlite::Connection::open(sandbox.path().join("shop.db")).unwrap();
     database.busy_timeout(Duration::from_secs(10)).unwrap();
     database.execute_batch("BEGIN EXCLUSIVE").unwrap();
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(worker.stderr.take().unwrap()));
+    let mut lines = BufReader::new(worker.stderr.take().unwrap()).lines();
     // The file stays locked until this has been said: the extension has not been answered.
     let said = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("could not be extended")));
     assert!(said.is_some());
@@ -293,7 +294,7 @@ fn a_job_whose_command_could_not_be_started_is_given_back() {
     let mut failures = String::new();
     for descriptors in 6..64 {
         let script = format!("ulimit -n {descriptors}; exec \"$0\" \"$@\"");
-        let mut worker = std::process::Command::new("sh");
+        let mut worker = Command::new("sh");
         worker.args(["-c", &script, env!("CARGO_BIN_EXE_palisade")]).current_dir(sandbox.path());
         worker.args(["queue", "work", "orders", "--drain", "--attempts", "1", "--store", &store(&sandbox)]);
         let output = worker.args(["--", "sh", "-c", "echo $PALISADE_JOB_ATTEMPT >>done"]).output().unwrap();
@@ -323,6 +324,54 @@ fn a_worker_that_is_stopped_while_it_asks_for_a_job_gives_it_back() {
     assert_eq!(worker.end().code(), Some(128 + 15));
     drain(&sandbox, &["--attempts", "1"], "echo $PALISADE_JOB_ATTEMPT >>done");
     assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "1\n", "at once, as the first attempt");
+}
+
+/// The store counts by the time since the host was booted.
+#[test]
+fn a_step_of_the_wall_clock_delivers_no_job_early_or_late() {
+    let sandbox = Sandbox::new();
+    let file = |name: &str| sandbox.path().join(name);
+    let clock = WallClock::new(&file("time")).expect("faketime is installed: scripts/setup");
+    let with_clock = |offset: &str, mut command: Command| {
+        clock.jump(offset).unwrap();
+        let output = command.envs(clock.variables()).env("PALISADE_STORE", store(&sandbox)).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let mut date = Command::new("date");
+    date.arg("+%s");
+    let ahead: u64 = with_clock("+1h", date).trim().parse().unwrap();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    assert!(ahead > now + 3000, "the clock is not ahead");
+
+    push(&sandbox, "a", "1");
+    let script = "echo A >>done; while [ ! -e go ]; do sleep 0.05; done";
+    let mut args = vec!["queue", "work", "orders", "--visibility", "60s", "--store"];
+    let url = store(&sandbox);
+    args.extend([&*url, "--", "sh", "-c", script]);
+    let worker = sandbox.start(&args);
+    within_bound(|| file("done").exists());
+    let drain = || sandbox.command(&["queue", "work", "orders", "--drain", "--", "sh", "-c", "echo B >>done"]);
+    with_clock("+1h", drain());
+    assert_eq!(fs::read_to_string(file("done")).unwrap(), "A\n");
+    fs::write(file("go"), "").unwrap();
+    within_bound(|| queue(&sandbox, &["ls", "orders"]).err.contains("no jobs"));
+    worker.signal(Signal::TERM);
+
+    with_clock("+1h", sandbox.command(&["queue", "push", "orders", "--key", "a", "2"]));
+    with_clock("-1h", drain());
+    assert_eq!(fs::read_to_string(file("done")).unwrap(), "A\nB\n");
+}
+
+#[test]
+fn a_worker_says_that_its_jobs_are_in_a_file_of_its_user() {
+    let sandbox = Sandbox::new();
+    let mut worker = sandbox.command(&["queue", "work", "orders", "--", "true"]);
+    let mut worker = worker.env_remove("PALISADE_STORE").stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(worker.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    worker.kill().unwrap();
+    worker.wait().unwrap();
+    assert!(line.contains(".local/state/palisade/recipes.db") && line.contains("--store"), "{line}");
 }
 
 /// Polls until a condition is true.

@@ -54,6 +54,11 @@ impl StoreArgs {
         })
     }
 
+    /// Whether it is the file of this user, because none is named.
+    pub(crate) fn is_default(&self) -> bool {
+        self.store.is_none()
+    }
+
     /// Returns the store and the settings with which all callers that share the one share the other too. With a database that has
     /// both, one of them is enough.
     ///
@@ -70,7 +75,8 @@ impl StoreArgs {
             }
             (Some(store), false) if scheme(store).starts_with("redis") => refuse(
                 "other hosts reach the records in redis:, but not the locks, which are in a file of this host; name an engine that all \
-                 callers share with --url, or --url embedded: if all of them are on this host",
+                 callers share with --url, such as palisade://host (redis: needs --dangerous-accept-failover), or --url embedded: if all \
+                 of them are on this host",
             ),
             (None, true) if has_both(&settings.url) => {
                 Ok((StoreArgs { store: Some(settings.url.clone()) }, settings.clone()))

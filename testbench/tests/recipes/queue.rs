@@ -530,6 +530,27 @@ fn an_open_transaction_that_has_pushed_holds_up_nothing_and_is_not_forgotten() {
     });
 }
 
+/// Jobs in a file are due by a clock that begins at zero with each boot of the host.
+#[test]
+fn after_a_reboot_every_visibility_and_delay_begins_again() {
+    let database = database();
+    bounded::check_on_threads(BOUND, async {
+        let store = Sqlite::open(&database.file).await.expect("a file");
+        let queue = queue(&store);
+        queue.push("a", "in work").await.expect("it is pushed");
+        queue.push("b", "waits").await.expect("it is pushed");
+        let job = take(&queue).await;
+        assert_eq!(job.payload(), b"in work");
+        // Both would be wrong by the clock of the new boot: one has passed, the other never does.
+        let reboot = "UPDATE palisade_queue_boot SET boot = boot + 1;
+            UPDATE palisade_queue_key SET due_at = CASE key WHEN 'a' THEN 0 ELSE 1000000000000 END";
+        store.execute(&database, reboot).await;
+        assert_eq!(take(&queue).await.payload(), b"waits");
+        assert!(queue.take().await.expect("an answer").is_none(), "the visibility of the other job has not passed");
+        job.done().await.expect("it is in work");
+    });
+}
+
 #[test]
 fn a_push_that_was_rolled_back_leaves_nothing_behind() {
     let database = database();

@@ -13,7 +13,7 @@ use palisade::recipe::store::{Postgres, Sqlite};
 
 use super::store::{StoreArgs, StoreUrl};
 use crate::args::Global;
-use crate::outcome::{Failure, unless_closed};
+use crate::outcome::{Failure, say, unless_closed};
 use crate::text::{parse_time, plain};
 
 /// For `--help`.
@@ -160,7 +160,18 @@ pub(crate) async fn run(command: &Command, global: &Global) -> Result<(), Failur
     };
     match store.url()? {
         StoreUrl::Postgres(url) => run_on(command, &Postgres::connect(url).await?, global.verbose).await,
-        StoreUrl::Sqlite(file) => run_on(command, &Sqlite::open(file).await?, global.verbose).await,
+        StoreUrl::Sqlite(file) => {
+            if let Command::Work(options) = command
+                && options.store.is_default()
+                && !options.drain
+            {
+                say(&format!(
+                    "waiting for jobs in {}, which only this user on this host reaches; --store names a database that others share",
+                    plain(&file.display().to_string())
+                ));
+            }
+            run_on(command, &Sqlite::open(file).await?, global.verbose).await
+        }
         StoreUrl::Mysql(_) | StoreUrl::Redis(_) => {
             Err(Failure::Misuse("a queue cannot be kept in mysql: or redis:; use postgres: or sqlite:".to_owned()))
         }

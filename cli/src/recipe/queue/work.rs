@@ -48,7 +48,7 @@ pub(crate) struct Options {
 
     /// Exit when no job is due, instead of waiting for the next one
     #[arg(long)]
-    drain: bool,
+    pub(super) drain: bool,
 
     #[command(flatten)]
     pub(super) store: StoreArgs,

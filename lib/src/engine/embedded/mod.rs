@@ -30,3 +30,8 @@ mod wake_file;
 pub use config::Config;
 pub use engine::Embedded;
 pub use error::BadPath;
+
+/// Returns a number that differs after each boot of the host, or why it cannot be read.
+pub(crate) fn boot() -> Result<u64, String> {
+    paths::boot(None).map_err(|error| error.to_string())
+}

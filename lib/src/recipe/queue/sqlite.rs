@@ -8,12 +8,14 @@ use rusqlite::{Connection, Error as SqliteError, OptionalExtension, Row, Transac
 use super::rules::{Delivery, JobId, KeyState, Settled};
 use super::{Job, JobError, JobInfo, JobState, LIST, Listed, PUSH, Policy, Queue, QueueStore, SETTLE, Settle, TAKE};
 use crate::recipe::store::Sqlite;
-use crate::{Error, ErrorKind};
+use crate::{BootInstant, Error, ErrorKind};
 
 /// The tables of the queues. The other functions of this module create them if they are missing.
 ///
-/// A key has a row while it has jobs that are not dead. Its `due_ms` is when its first job may be delivered. While a job is in work, that
-/// is when its visibility passes; behind a dead letter that blocks, it is `NEVER`, the highest number.
+/// A key has a row while it has jobs that are not dead. Its `due_ms` is when its first job may be delivered, in milliseconds since the host
+/// was booted: no step of the wall clock delivers a job early or late. While a job is in work, that is when its visibility passes;
+/// behind a dead letter that blocks, it is `NEVER`, the highest number. `after_ms` is how far ahead it was when it was set. After a
+/// reboot, which `boot` shows, that time begins again.
 pub const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS palisade_queue (
     queue TEXT PRIMARY KEY,
     floor INTEGER NOT NULL
@@ -24,8 +26,13 @@ CREATE TABLE IF NOT EXISTS palisade_queue_key (
     token INTEGER NOT NULL,
     job INTEGER,
     due_ms INTEGER NOT NULL,
+    after_ms INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (queue, key)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS palisade_queue_boot (
+    only_one INTEGER PRIMARY KEY CHECK (only_one = 1),
+    boot INTEGER NOT NULL
+);
 CREATE INDEX IF NOT EXISTS palisade_queue_key_due ON palisade_queue_key (queue, due_ms);
 CREATE TABLE IF NOT EXISTS palisade_queue_job (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -39,7 +46,6 @@ CREATE TABLE IF NOT EXISTS palisade_queue_job (
 CREATE INDEX IF NOT EXISTS palisade_queue_job_live ON palisade_queue_job (queue, key, id) WHERE dead = 0;
 CREATE INDEX IF NOT EXISTS palisade_queue_job_dead ON palisade_queue_job (queue, id) WHERE dead <> 0;";
 
-const NOW_MS: &str = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
 /// When a key is due that a dead letter blocks.
 const NEVER: i64 = i64::MAX;
 /// The column `dead` of a job: 0, or one of these.
@@ -58,16 +64,19 @@ impl QueueStore for Sqlite {
         payload: &[u8],
         max_depth: Option<u32>,
     ) -> Result<Option<JobId>, Error> {
-        let (name, key, payload) = (queue.to_owned(), key.to_owned(), payload.to_owned());
-        let push = move |transaction: &Transaction<'_>| push(transaction, &name, &key, &payload, max_depth);
+        let (name, key, payload, boot) = (queue.to_owned(), key.to_owned(), payload.to_owned(), self.boot());
+        let push = move |transaction: &Transaction<'_>| {
+            push(&Clocked::new(transaction, boot)?, &name, &key, &payload, max_depth)
+        };
         self.write((PUSH, queue), SCHEMA, push).await
     }
 
     async fn take(&self, queue: &str, policy: &Policy) -> Result<Option<(Delivery, Vec<u8>)>, Error> {
-        let (name, policy) = (queue.to_owned(), policy.clone());
+        let (name, policy, boot) = (queue.to_owned(), policy.clone(), self.boot());
         let taken = self.write((TAKE, queue), SCHEMA, move |transaction| {
+            let database = Clocked::new(transaction, boot)?;
             for _ in 0..LOOKS {
-                match take(transaction, &name, &policy)? {
+                match take(&database, &name, &policy)? {
                     Taken::Buried => {}
                     taken => return Ok(taken),
                 }
@@ -87,8 +96,9 @@ impl QueueStore for Sqlite {
     }
 
     async fn settle(&self, queue: &str, delivery: &Delivery, how: &Settle) -> Result<Settled, Error> {
-        let (name, delivery, how) = (queue.to_owned(), delivery.clone(), how.clone());
-        let settle = move |transaction: &Transaction<'_>| settle(transaction, &name, &delivery, &how);
+        let (name, delivery, how, boot) = (queue.to_owned(), delivery.clone(), how.clone(), self.boot());
+        let settle =
+            move |transaction: &Transaction<'_>| settle(&Clocked::new(transaction, boot)?, &name, &delivery, &how);
         self.write((SETTLE, queue), SCHEMA, settle).await
     }
 
@@ -107,28 +117,61 @@ impl QueueStore for Sqlite {
     }
 
     async fn retry(&self, queue: &str, id: JobId) -> Result<bool, Error> {
-        let name = queue.to_owned();
+        let (name, boot) = (queue.to_owned(), self.boot());
         let retry = move |transaction: &Transaction<'_>| {
+            let database = Clocked::new(transaction, boot)?;
             let Some((key, dead)) = dead_letter(transaction, &name, id)? else { return Ok(false) };
             let sql = "UPDATE palisade_queue_job SET dead = 0, attempt = 0 WHERE id = ?1";
             transaction.execute(sql, [id.0])?;
-            ensure_key(transaction, &name, &key)?;
-            unblock(transaction, &name, &key, dead)?;
+            ensure_key(&database, &name, &key)?;
+            unblock(&database, &name, &key, dead)?;
             Ok(true)
         };
         self.write(("retry a job of", queue), SCHEMA, retry).await
     }
 
     async fn discard(&self, queue: &str, id: JobId) -> Result<bool, Error> {
-        let name = queue.to_owned();
+        let (name, boot) = (queue.to_owned(), self.boot());
         let discard = move |transaction: &Transaction<'_>| {
             let Some((key, dead)) = dead_letter(transaction, &name, id)? else { return Ok(false) };
             transaction.execute("DELETE FROM palisade_queue_job WHERE id = ?1", [id.0])?;
-            unblock(transaction, &name, &key, dead)?;
+            unblock(&Clocked::new(transaction, boot)?, &name, &key, dead)?;
             remove_if_idle(transaction, &name, &key)?;
             Ok(true)
         };
         self.write(("discard a job of", queue), SCHEMA, discard).await
+    }
+}
+
+/// A database in a transaction, and the time of that transaction.
+struct Clocked<'a> {
+    connection: &'a Connection,
+    /// Milliseconds since the host was booted.
+    now_ms: i64,
+}
+
+impl Clocked<'_> {
+    /// Reads the clock. After a reboot, every time that was set before begins again.
+    fn new(connection: &Connection, boot: i64) -> Result<Clocked<'_>, SqliteError> {
+        let database = Clocked { connection, now_ms: milliseconds(BootInstant::now().since_boot()) };
+        let known =
+            connection.prepare_cached("SELECT boot FROM palisade_queue_boot")?.query_row([], |row| row.get(0));
+        if known.optional()? != Some(boot) {
+            let sql = "UPDATE palisade_queue_key SET due_ms = ?1 + after_ms WHERE due_ms <> ?2";
+            connection.execute(sql, [database.now_ms, NEVER])?;
+            let sql = "INSERT INTO palisade_queue_boot VALUES (1, ?1) ON CONFLICT DO UPDATE SET boot = excluded.boot";
+            connection.execute(sql, [boot])?;
+        }
+        Ok(database)
+    }
+
+    /// Makes a key due after this time. No job of it is in work then, unless `job` says which.
+    fn set_due(&self, queue: &str, key: &str, after: Duration, job: Option<JobId>) -> Result<(), SqliteError> {
+        let after_ms = milliseconds(after);
+        let sql = "UPDATE palisade_queue_key SET due_ms = ?3, after_ms = ?4, job = ?5 WHERE queue = ?1 AND key = ?2";
+        let params = params![queue, key, self.now_ms.saturating_add(after_ms), after_ms, job.map(|id| id.0)];
+        self.connection.prepare_cached(sql)?.execute(params)?;
+        Ok(())
     }
 }
 
@@ -143,12 +186,13 @@ enum Taken {
 }
 
 fn push(
-    connection: &Connection,
+    database: &Clocked<'_>,
     queue: &str,
     key: &str,
     payload: &[u8],
     max_depth: Option<u32>,
 ) -> Result<Option<JobId>, SqliteError> {
+    let connection = database.connection;
     if let Some(max_depth) = max_depth {
         let sql = "SELECT count(*) FROM (SELECT 1 FROM palisade_queue_job WHERE queue = ?1 LIMIT ?2)";
         let depth: u32 = connection.prepare_cached(sql)?.query_row(params![queue, max_depth], |row| row.get(0))?;
@@ -156,56 +200,53 @@ fn push(
             return Ok(None);
         }
     }
-    ensure_key(connection, queue, key)?;
+    ensure_key(database, queue, key)?;
     let sql = "INSERT INTO palisade_queue_job (queue, key, payload) VALUES (?1, ?2, ?3)";
     connection.prepare_cached(sql)?.execute(params![queue, key, payload])?;
     Ok(Some(JobId(connection.last_insert_rowid())))
 }
 
 /// Adds the row of a key, unless it is there.
-fn ensure_key(connection: &Connection, queue: &str, key: &str) -> Result<(), SqliteError> {
-    let sql = format!(
-        "INSERT INTO palisade_queue_key (queue, key, token, due_ms) VALUES (?1, ?2, 0, {NOW_MS}) ON CONFLICT DO NOTHING"
-    );
-    connection.prepare_cached(&sql)?.execute([queue, key])?;
+fn ensure_key(database: &Clocked<'_>, queue: &str, key: &str) -> Result<(), SqliteError> {
+    let sql =
+        "INSERT INTO palisade_queue_key (queue, key, token, due_ms) VALUES (?1, ?2, 0, ?3) ON CONFLICT DO NOTHING";
+    database.connection.prepare_cached(sql)?.execute(params![queue, key, database.now_ms])?;
     Ok(())
 }
 
-fn take(transaction: &Transaction<'_>, queue: &str, policy: &Policy) -> Result<Taken, SqliteError> {
-    let sql = format!(
-        "SELECT key, token, (SELECT floor FROM palisade_queue WHERE queue = ?1) FROM palisade_queue_key
-             WHERE queue = ?1 AND due_ms <= {NOW_MS} ORDER BY due_ms LIMIT 1"
-    );
-    let due = transaction.prepare_cached(&sql)?.query_row([queue], |row| {
+fn take(database: &Clocked<'_>, queue: &str, policy: &Policy) -> Result<Taken, SqliteError> {
+    let connection = database.connection;
+    let sql = "SELECT key, token, (SELECT floor FROM palisade_queue WHERE queue = ?1) FROM palisade_queue_key
+                   WHERE queue = ?1 AND due_ms <= ?2 ORDER BY due_ms LIMIT 1";
+    let due = connection.prepare_cached(sql)?.query_row(params![queue, database.now_ms], |row| {
         Ok((row.get::<_, String>(0)?, row.get::<_, i64>(1)?, row.get::<_, Option<i64>>(2)?))
     });
     let Some((key, last, floor)) = due.optional()? else { return Ok(Taken::Nothing) };
     let sql = "SELECT id, attempt, payload FROM palisade_queue_job WHERE queue = ?1 AND key = ?2 AND dead = 0
                    ORDER BY id LIMIT 1";
-    let first = transaction
+    let first = connection
         .prepare_cached(sql)?
         .query_row([queue, &key], |row| Ok((JobId(row.get(0)?), row.get::<_, u32>(1)?, row.get::<_, Vec<u8>>(2)?)));
     let Some((id, attempt, payload)) = first.optional()? else {
         // An application has removed jobs by hand.
-        remove_if_idle(transaction, queue, &key)?;
+        remove_if_idle(connection, queue, &key)?;
         return Ok(Taken::Buried);
     };
     if attempt >= policy.attempts {
-        bury(transaction, queue, &key, id, policy.dead_letters_block, None)?;
+        bury(database, queue, &key, id, policy.dead_letters_block, None)?;
         return Ok(Taken::Buried);
     }
     let Some(token) = KeyState::next_token(last, floor.unwrap_or_default()) else { return Ok(Taken::NoToken) };
-    let sql = format!(
-        "UPDATE palisade_queue_key SET token = ?3, job = ?4, due_ms = {NOW_MS} + ?5 WHERE queue = ?1 AND key = ?2"
-    );
-    let visibility_ms = milliseconds(policy.visibility);
-    transaction.prepare_cached(&sql)?.execute(params![queue, key, number(token), id.0, visibility_ms])?;
+    let sql = "UPDATE palisade_queue_key SET token = ?3 WHERE queue = ?1 AND key = ?2";
+    connection.prepare_cached(sql)?.execute(params![queue, key, number(token)])?;
+    database.set_due(queue, &key, policy.visibility, Some(id))?;
     let sql = "UPDATE palisade_queue_job SET attempt = attempt + 1 WHERE id = ?1";
-    transaction.prepare_cached(sql)?.execute([id.0])?;
+    connection.prepare_cached(sql)?.execute([id.0])?;
     Ok(Taken::Job(Delivery { id, key, attempt: attempt + 1, token }, payload))
 }
 
-fn settle(connection: &Connection, queue: &str, delivery: &Delivery, how: &Settle) -> Result<Settled, SqliteError> {
+fn settle(database: &Clocked<'_>, queue: &str, delivery: &Delivery, how: &Settle) -> Result<Settled, SqliteError> {
+    let connection = database.connection;
     let Delivery { id, key, .. } = delivery;
     let sql = "SELECT token, job FROM palisade_queue_key WHERE queue = ?1 AND key = ?2";
     let state = connection.prepare_cached(sql)?.query_row([queue, key], |row| {
@@ -215,36 +256,30 @@ fn settle(connection: &Connection, queue: &str, delivery: &Delivery, how: &Settl
     if settled != Settled::Applied {
         return Ok(settled);
     }
-    let later = |in_work: &str, time: Duration| -> Result<(), SqliteError> {
-        let sql =
-            format!("UPDATE palisade_queue_key SET due_ms = {NOW_MS} + ?3{in_work} WHERE queue = ?1 AND key = ?2");
-        connection.prepare_cached(&sql)?.execute(params![queue, key, milliseconds(time)])?;
-        Ok(())
-    };
     match how {
         Settle::Done => {
             connection.prepare_cached("DELETE FROM palisade_queue_job WHERE id = ?1")?.execute([id.0])?;
-            later(", job = NULL", Duration::ZERO)?;
+            database.set_due(queue, key, Duration::ZERO, None)?;
             remove_if_idle(connection, queue, key)?;
         }
         Settle::Retry { after, reason } => {
             let sql = "UPDATE palisade_queue_job SET reason = ?2 WHERE id = ?1";
             connection.execute(sql, params![id.0, reason])?;
-            later(", job = NULL", *after)?;
+            database.set_due(queue, key, *after, None)?;
         }
         Settle::GiveBack => {
             connection.execute("UPDATE palisade_queue_job SET attempt = attempt - 1 WHERE id = ?1", [id.0])?;
-            later(", job = NULL", Duration::ZERO)?;
+            database.set_due(queue, key, Duration::ZERO, None)?;
         }
-        Settle::Bury { is_blocking, reason } => bury(connection, queue, key, *id, *is_blocking, Some(reason))?,
-        Settle::Extend(visibility) => later("", *visibility)?,
+        Settle::Bury { is_blocking, reason } => bury(database, queue, key, *id, *is_blocking, Some(reason))?,
+        Settle::Extend(visibility) => database.set_due(queue, key, *visibility, Some(*id))?,
     }
     Ok(settled)
 }
 
 /// Makes a job a dead letter. Without a reason, the one of its last failure is kept.
 fn bury(
-    connection: &Connection,
+    database: &Clocked<'_>,
     queue: &str,
     key: &str,
     id: JobId,
@@ -253,14 +288,14 @@ fn bury(
 ) -> Result<(), SqliteError> {
     let sql = "UPDATE palisade_queue_job SET dead = ?2, reason = coalesce(?3, reason, ?4) WHERE id = ?1";
     let dead = if is_blocking { BLOCKING } else { SKIPPED };
-    connection.execute(sql, params![id.0, dead, reason, super::NOT_SETTLED])?;
-    let due = if is_blocking { NEVER.to_string() } else { NOW_MS.to_owned() };
-    let sql = format!("UPDATE palisade_queue_key SET job = NULL, due_ms = {due} WHERE queue = ?1 AND key = ?2");
-    connection.execute(&sql, [queue, key])?;
-    if !is_blocking {
-        remove_if_idle(connection, queue, key)?;
+    database.connection.execute(sql, params![id.0, dead, reason, super::NOT_SETTLED])?;
+    if is_blocking {
+        let sql = "UPDATE palisade_queue_key SET job = NULL, due_ms = ?3 WHERE queue = ?1 AND key = ?2";
+        database.connection.execute(sql, params![queue, key, NEVER])?;
+        return Ok(());
     }
-    Ok(())
+    database.set_due(queue, key, Duration::ZERO, None)?;
+    remove_if_idle(database.connection, queue, key)
 }
 
 /// Removes the row of a key that has no jobs and no dead letter that blocks it. New rows then get tokens above its last one.
@@ -283,12 +318,11 @@ fn dead_letter(connection: &Connection, queue: &str, id: JobId) -> Result<Option
 }
 
 /// Makes a key due that this dead letter has blocked.
-fn unblock(connection: &Connection, queue: &str, key: &str, dead: i64) -> Result<(), SqliteError> {
-    if dead == BLOCKING {
-        let sql = format!("UPDATE palisade_queue_key SET due_ms = {NOW_MS} WHERE queue = ?1 AND key = ?2");
-        connection.execute(&sql, [queue, key])?;
+fn unblock(database: &Clocked<'_>, queue: &str, key: &str, dead: i64) -> Result<(), SqliteError> {
+    match dead == BLOCKING {
+        true => database.set_due(queue, key, Duration::ZERO, None),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 fn list(connection: &Connection, queue: &str, listed: Listed, limit: u32) -> Result<Vec<JobInfo>, SqliteError> {
@@ -365,7 +399,8 @@ impl Queue<Sqlite> {
         self.check_job(key, payload)?;
         let pushed = transaction
             .execute_batch(SCHEMA)
-            .and_then(|()| push(transaction, &self.name, key, payload, self.policy.max_depth));
+            .and_then(|()| Clocked::new(transaction, self.store.boot()))
+            .and_then(|database| push(&database, &self.name, key, payload, self.policy.max_depth));
         let pushed = pushed.map_err(|error| Sqlite::error(error, PUSH, &self.name))?;
         pushed.ok_or_else(|| self.full(key))
     }
@@ -379,7 +414,8 @@ impl Job<Sqlite> {
     ///
     /// [`JobError::Stale`] if the job was delivered again: roll the transaction back. SQLite failed.
     pub fn done_in(&self, transaction: &Transaction<'_>) -> Result<(), JobError> {
-        let settled = settle(transaction, &self.queue.name, &self.delivery, &Settle::Done);
+        let settled = Clocked::new(transaction, self.queue.store.boot())
+            .and_then(|database| settle(&database, &self.queue.name, &self.delivery, &Settle::Done));
         self.outcome(settled.map_err(|error| Sqlite::error(error, SETTLE, &self.queue.name))?, false)
     }
 }

@@ -1,12 +1,15 @@
 //! SQLite.
 
 use std::fmt;
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rusqlite::{Connection, Error as SqliteError, ErrorCode, Transaction, TransactionBehavior};
+use rustix::fs::{Access, access};
 
+use crate::engine::embedded::boot;
 use crate::{Error, ErrorKind};
 
 const ENGINE: &str = "sqlite";
@@ -24,6 +27,8 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub struct Sqlite {
     connection: Arc<Mutex<Connection>>,
+    /// Identifies the boot of the host.
+    boot: i64,
 }
 
 impl fmt::Debug for Sqlite {
@@ -41,6 +46,8 @@ impl Sqlite {
     pub async fn open(path: impl AsRef<Path>) -> Result<Sqlite, Error> {
         let path = path.as_ref().to_owned();
         let name = path.display().to_string();
+        let boot = boot().map_err(|why| unavailable(why, "open", &name))?;
+        let file = path.clone();
         let opened = off_thread(move || {
             let connection = Connection::open(path)?;
             connection.busy_timeout(BUSY_TIMEOUT)?;
@@ -49,8 +56,16 @@ impl Sqlite {
             connection.pragma_update(None, "synchronous", "full")?;
             Ok(connection)
         });
-        let connection = opened.await.map_err(|failure| failure.error("open", &name))?;
-        Ok(Sqlite { connection: Arc::new(Mutex::new(connection)) })
+        let connection = opened.await.map_err(|failure| match refusal_of(&file) {
+            Some(refusal) => unavailable(refusal, "open", &name),
+            None => failure.error("open", &name),
+        })?;
+        Ok(Sqlite { connection: Arc::new(Mutex::new(connection)), boot: boot.cast_signed() })
+    }
+
+    /// Returns a number that differs after each boot of the host.
+    pub(crate) fn boot(&self) -> i64 {
+        self.boot
     }
 
     /// Runs work in a transaction that writes, and commits it. `schema` creates the tables of the recipe that are missing. The
@@ -77,6 +92,23 @@ impl Sqlite {
     pub(crate) fn error(error: SqliteError, operation: &'static str, key: &str) -> Error {
         Failure::Sqlite(error).error(operation, key)
     }
+}
+
+/// Returns why the system lets this user not write a file, which SQLite does not say.
+fn refusal_of(file: &Path) -> Option<String> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let checked = if file.exists() { file } else { folder };
+    // Not by opening it: to close it would end SQLite's locks of this process.
+    let error = io::Error::from(access(checked, Access::READ_OK | Access::WRITE_OK).err()?);
+    Some(format!(
+        "{}: {error}; every user of the store must be able to write the file and its folder",
+        checked.display()
+    ))
+}
+
+fn unavailable(what: String, operation: &'static str, key: &str) -> Error {
+    let kind = ErrorKind::Outage { what, may_have_taken_effect: false, is_retryable: false, source: None };
+    Error::new(kind, ENGINE, operation).on(key)
 }
 
 /// Why work on a database failed.
