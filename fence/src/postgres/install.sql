@@ -1,7 +1,7 @@
 -- The fence of Palisade for PostgreSQL 13 and newer, version 4. Run it as often as you like: nothing is lost. Needs
 -- CREATE on the database; afterwards applications need only
 --   GRANT USAGE ON SCHEMA palisade_fence TO app; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA palisade_fence TO app;
-BEGIN;
+BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL client_min_messages = warning;
 
 DO $$

@@ -132,16 +132,23 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
     });
 }
 
-/// Concurrent first clients install the schema once.
+/// Concurrent first clients install the schema once, also in a database whose transactions do not see what others have done meanwhile.
 #[test]
 fn the_first_client_installs_the_schema() {
-    let fixture = Fixture::new();
-    check(async {
-        let clients = join_all((0..8).map(|_| fixture.client(LONG_TTL))).await;
-        let guard = take(&clients[0], "lock").await;
-        assert!(clients[7].lock("lock").try_acquire().await.expect("an answer").is_none());
-        drop(guard);
-    });
+    for isolation in ["read committed", "repeatable read", "serializable"] {
+        let fixture = Fixture::new();
+        check(async {
+            let sql = format!(
+                "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = %L', current_database(), \
+                 '{isolation}'); END $$"
+            );
+            fixture.store().await.batch_execute(&sql).await.expect("it is set");
+            let clients = join_all((0..8).map(|_| fixture.client(LONG_TTL))).await;
+            let guard = take(&clients[0], "lock").await;
+            assert!(clients[7].lock("lock").try_acquire().await.expect("an answer").is_none());
+            drop(guard);
+        });
+    }
 }
 
 /// A role needs no rights but those to call. Without them it is told what to do.

@@ -13,7 +13,8 @@
 -- * A call does a bounded amount of work. The next call for the lock, or the sweep, does the rest.
 -- * Only `clean` removes rows of unused locks, and it refuses a transaction that has changed anything before.
 -- `p_locks` is a list of locks whose rows this transaction has locked, unless the function says that it locks them.
-BEGIN;
+-- An installation that has waited for another one must see it.
+BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL client_min_messages = warning;
 
 DO $$
