@@ -219,3 +219,42 @@ fn a_short_keep_does_not_forget_work_that_is_under_way() {
     fs::write(sandbox.path().join("go"), "").unwrap();
     assert!(first.end().success(), "its output was kept");
 }
+
+/// A cron line that writes to a full disk must not look like a success.
+#[test]
+fn output_that_cannot_be_written_is_an_error_and_is_kept_nevertheless() {
+    let sandbox = Sandbox::new();
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = sandbox.command(&["once", "k", "--", "echo", "hi"]).stdout(full).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(74), "{error}");
+    assert!(error.contains("No space left"), "{error}");
+    assert_eq!(sandbox.stdout(&["once", "k", "--", "echo", "another"]), "hi\n");
+}
+
+#[test]
+fn a_command_learns_of_no_attempt_at_another_key() {
+    let sandbox = Sandbox::new();
+    assert_eq!(sandbox.run(&["once", "outer", "--", "false"]).code, Some(1));
+    let inner = "once inner -- sh -c 'echo inner $PALISADE_ONCE_PREVIOUS'";
+    let inner = format!("echo outer $PALISADE_ONCE_PREVIOUS; {} {inner}", env!("CARGO_BIN_EXE_palisade"));
+    let output = sandbox.run(&["once", "outer", "--", "sh", "-c", &inner]);
+    let lines: Vec<_> = output.out.lines().collect();
+    assert!(lines[0].len() > "outer ".len() && lines[1].trim() == "inner", "{output:?}");
+}
+
+#[test]
+fn a_call_that_would_wait_for_itself_is_refused() {
+    let sandbox = Sandbox::new();
+    let inner = format!("{} once k -- true", env!("CARGO_BIN_EXE_palisade"));
+    let output = sandbox.run(&["once", "k", "--", "sh", "-c", &inner]);
+    assert!(output.code == Some(64) && output.err.contains("wait for itself"), "{output:?}");
+}
+
+#[test]
+fn a_store_that_cannot_be_written_is_refused_with_the_reason() {
+    let sandbox = Sandbox::new();
+    let url = format!("sqlite://{}", sandbox.path().join("no/such/folder.db").display());
+    let refused = sandbox.run(&["once", "k", "--store", &url, "--", "true"]);
+    assert!(refused.code == Some(69) && refused.err.contains("No such file or directory"), "{refused:?}");
+}

@@ -1,16 +1,17 @@
 //! `palisade once`: a command that runs once per key, and whose output is kept.
 
+use std::env;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use palisade::LockName;
 use palisade::recipe::once::{
     Attempt, Begun, Finished, KEEP, MAX_KEEP, MAX_OUTCOME_BYTES, OnceStore, Record, keep_outcome, lock_name, lock_of,
 };
 use palisade::recipe::store::{Mysql, Postgres, Redis, Sqlite};
+use palisade::{LockName, Token};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionread};
 use tokio::sync::oneshot;
@@ -40,6 +41,9 @@ Callers on several hosts must share both the records (--store) and the locks (--
 mysql:, that database has both. If the worker is killed, the next call waits until the worker's session has ended (--ttl).
 
 Exit codes: as `palisade run`, and 76 if another call has taken over meanwhile, so that the output was refused.";
+
+/// Tells the command its key.
+const ONCE_KEY: &str = "PALISADE_ONCE_KEY";
 
 /// How long a process that has left the command's process group may add to its output after the command has ended.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -97,8 +101,16 @@ async fn run_on<S: OnceStore>(
     verbose: u8,
 ) -> Result<(), Failure> {
     let Options { key, wait_args, failover, command_args, .. } = options;
-    if let Some(Record { outcome: Some(output), .. }) = store.find(key).await? {
-        return print_kept(&output, key, verbose);
+    match store.find(key).await? {
+        Some(Record { outcome: Some(output), .. }) => return print_kept(&output, key, verbose),
+        // The outer call waits for its command, which would wait for the outer call.
+        Some(Record { token: Some(token), .. }) if is_inside(key, token) => {
+            return Err(Failure::Misuse(format!(
+                "'{0}' would wait for itself: this process is part of the command that `palisade once {0}` runs",
+                plain(key)
+            )));
+        }
+        _ => {}
     }
     let label = command_args.label(settings);
     let palisade = command_args.connect_options(settings).connect(&settings.url).await?;
@@ -136,8 +148,10 @@ async fn run_on<S: OnceStore>(
         say(&format!("running '{}' with token {}", plain(key), attempt.token));
     }
     let (output, printed, stdout) = Output::tee()?;
-    let mut variables = vec![("PALISADE_ONCE_KEY", key.clone())];
-    variables.extend(previous.map(|previous| ("PALISADE_ONCE_PREVIOUS", previous.to_string())));
+    let variables = vec![
+        (ONCE_KEY, Some(key.clone())),
+        ("PALISADE_ONCE_PREVIOUS", previous.map(|previous| previous.to_string())),
+    ];
     let extras = Extras { variables, stdout: Some(stdout) };
     let ended = async |code: u8| {
         let output = output.end().await;
@@ -175,9 +189,18 @@ async fn run_on<S: OnceStore>(
     // The outcome is kept, and the lock released: only the reader of stdout is late.
     tokio::select! {
         biased;
-        _ = printed => ended,
+        printed = printed => match printed {
+            Ok(Err(error)) => ended.and_then(|()| unless_closed(Err(error))),
+            _ => ended,
+        },
         stop = signals.stop_requested() => ended.and(Err(Failure::Exit(stop.exit_code()))),
     }
+}
+
+/// Whether this process is part of the command of this attempt.
+fn is_inside(key: &str, token: Token) -> bool {
+    let variable = |name| env::var(name).ok();
+    variable(ONCE_KEY).as_deref() == Some(key) && variable("PALISADE_TOKEN") == Some(token.to_string())
 }
 
 fn print_kept(output: &[u8], key: &str, verbose: u8) -> Result<(), Failure> {
@@ -197,15 +220,15 @@ struct Output {
 
 impl Output {
     /// Returns the end of a pipe for the command, and reads the other end on a separate thread. The receiver is closed when
-    /// everything was passed on.
-    fn tee() -> Result<(Output, oneshot::Receiver<()>, OwnedFd), Failure> {
+    /// everything was passed on, or got the error of stdout.
+    fn tee() -> Result<(Output, oneshot::Receiver<io::Result<()>>, OwnedFd), Failure> {
         let (source, writer) = io::pipe()?;
         let (is_running, command_runs) = io::pipe()?;
         let (keep, kept) = oneshot::channel();
         let (printing, printed) = oneshot::channel();
         thread::spawn(move || {
-            pass_on(source, &is_running, keep);
-            drop::<oneshot::Sender<()>>(printing);
+            // The receiver is gone if a signal has ended the wait.
+            drop(printing.send(pass_on(source, &is_running, keep)));
         });
         Ok((Output { kept, command_runs }, printed, writer.into()))
     }
@@ -217,11 +240,17 @@ impl Output {
     }
 }
 
-/// Reads the output to its end, sends it to `keep`, and passes it on to stdout.
-fn pass_on(mut source: PipeReader, is_running: &PipeReader, keep: oneshot::Sender<Option<Vec<u8>>>) {
+/// Reads the output to its end, sends it to `keep`, and passes it on to stdout. An error of stdout does not end the command: its output
+/// is kept for the next call.
+fn pass_on(
+    mut source: PipeReader,
+    is_running: &PipeReader,
+    keep: oneshot::Sender<Option<Vec<u8>>>,
+) -> io::Result<()> {
     // Stdout may be a pager that reads nothing for an hour. The output that can be kept does not wait for it.
     let (print, chunks) = mpsc::channel::<Vec<u8>>();
-    let printing = thread::spawn(move || chunks.into_iter().for_each(|chunk| write_to_stdout(&chunk)));
+    let printing = thread::spawn(move || chunks.into_iter().try_for_each(|chunk| write_to_stdout(&chunk)));
+    let mut printed = Ok(());
     let mut keeping = Some((keep, print, printing));
     let (mut bytes, mut buffer, mut rest) = (Vec::new(), vec![0; 64 << 10], None);
     while has_more(&source, is_running, &mut rest) {
@@ -243,13 +272,18 @@ fn pass_on(mut source: PipeReader, is_running: &PipeReader, keep: oneshot::Sende
         }
         if let Some((keep, print, printing)) = keeping.take() {
             drop((keep.send(None), print));
-            drop(printing.join());
+            printed = printing.join().unwrap_or(Ok(()));
         }
-        write_to_stdout(read);
+        if printed.is_ok() {
+            printed = write_to_stdout(read);
+        }
     }
-    if let Some((keep, print, printing)) = keeping {
-        drop((keep.send(Some(bytes)), print));
-        drop(printing.join());
+    match keeping {
+        Some((keep, print, printing)) => {
+            drop((keep.send(Some(bytes)), print));
+            printing.join().unwrap_or(Ok(()))
+        }
+        None => printed,
     }
 }
 
@@ -286,7 +320,7 @@ fn has_more(source: &PipeReader, is_running: &PipeReader, rest: &mut Option<Rest
     }
 }
 
-fn write_to_stdout(bytes: &[u8]) {
-    // A closed stdout must not end the command: its output is kept for the next call.
-    drop(io::stdout().write_all(bytes).and_then(|()| io::stdout().flush()));
+fn write_to_stdout(bytes: &[u8]) -> io::Result<()> {
+    io::stdout().write_all(bytes)?;
+    io::stdout().flush()
 }

@@ -29,7 +29,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   palisade run nightly -- ./report.sh                   Waits for the lock
   palisade run --no-wait sync -- ./sync.sh              Exits with 75 if held
-  palisade run --every 55m report -- ./report.sh        Once an hour, by cron
+  palisade run --every 10m report -- ./report.sh        Once an hour, by cron
   palisade run --permits 1/4 gpu -- ./train.py          At most four at a time
   palisade run accounts/1 accounts/2 -- ./transfer.sh   Both locks, or none
 
@@ -52,8 +52,9 @@ pub(crate) struct Options {
     /// Run at most once per TIME over all hosts; a host that comes too early does nothing and exits with 0
     ///
     /// The engine counts the time from the start of the last run. A run that starts slightly early (by a tenth of TIME,
-    /// at most a minute, or by --wait) waits for the rest. For an hourly job use 55m: a run that began late then does not make
-    /// the next one come too early. A restart of the engine may begin the period again.
+    /// at most a minute, or by --wait) waits for the rest. TIME only has to be longer than the clocks of the hosts differ: 10m is
+    /// enough for a job of every hour or every night. A restart of the engine may begin the period again, so a long TIME can skip
+    /// the next run.
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     every: Option<Duration>,
 }
@@ -85,8 +86,8 @@ pub(crate) struct CommandArgs {
 /// What a command gets in addition to its lock.
 #[derive(Debug, Default)]
 pub(crate) struct Extras {
-    /// Environment variables.
-    pub(crate) variables: Vec<(&'static str, String)>,
+    /// Environment variables. One without a value is removed: it would be that of an outer command.
+    pub(crate) variables: Vec<(&'static str, Option<String>)>,
     /// Its stdout, if it is not that of this process.
     pub(crate) stdout: Option<OwnedFd>,
 }

@@ -169,7 +169,12 @@ impl Job<'_> {
             Some(signed) => command.env("PALISADE_SIGNED_TOKEN", signed),
             None => command.env_remove("PALISADE_SIGNED_TOKEN"),
         };
-        command.envs(extras.variables);
+        for (variable, value) in extras.variables {
+            match value {
+                Some(value) => command.env(variable, value),
+                None => command.env_remove(variable),
+            };
+        }
         if let Some(stdout) = extras.stdout {
             command.stdout(stdout);
         }
