@@ -1,6 +1,7 @@
 //! `palisade page` shows any engine to the one who has started it.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -67,6 +68,27 @@ fn the_page_of_a_file_shows_and_takes_away_if_it_may() {
     let loss = held.token().expect_err("it is lost").to_string();
     assert!(loss.contains("hangs since noon"), "{loss}");
     assert_eq!(browser.complaints(), [] as [String; 0]);
+}
+
+/// Other users of the host have no key, and can connect as often as they like.
+#[test]
+fn silent_connections_of_others_do_not_keep_the_owner_out() {
+    let sandbox = Sandbox::new();
+    let page = Page::start(&sandbox, &[]);
+    let rest = page.address.strip_prefix("http://").expect("an address");
+    let (authority, key) = rest.split_once("/?key=").expect("a key");
+    let connect = || TcpStream::connect(authority).expect("it accepts");
+    let silent: Vec<_> = (0..300).map(|_| connect()).collect();
+    for _ in 0..5 {
+        let mut stream = connect();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("it is set");
+        let request = format!("GET /?key={key} HTTP/1.1\r\nhost: {authority}\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).expect("it is sent");
+        let mut status = String::new();
+        BufReader::new(stream).read_line(&mut status).expect("an answer");
+        assert!(status.starts_with("HTTP/1.1 303"), "{status}");
+    }
+    drop(silent);
 }
 
 /// Browsers send cookies to all ports of a host.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::connection_limit::ConnectionBounds;
+use super::connection_limit::{ConnectionBounds, GRACE};
 
 /// Limits on clients. A client that exceeds one is refused or disconnected; the others do not notice.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl Bounds {
         let unauthenticated = if is_guarded { self.strangers.min((connections / 2).max(1)) } else { connections };
         let unauthenticated_per_address =
             if is_guarded { self.strangers_per_address.min(unauthenticated) } else { connections };
-        ConnectionBounds { total: connections, unauthenticated, unauthenticated_per_address, per_user }
+        ConnectionBounds { total: connections, unauthenticated, unauthenticated_per_address, per_user, grace: GRACE }
     }
 
     /// Returns the longest wait, in milliseconds.

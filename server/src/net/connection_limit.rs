@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-/// A connection that has been idle for less than this is not displaced: it may be in the middle of its login. Otherwise
-/// a thousand clients that reconnect at once would displace each other.
-const GRACE: Duration = Duration::from_secs(2);
+/// The usual [`grace`](ConnectionBounds::grace). Otherwise a thousand clients that reconnect at once would displace each other.
+pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
 /// The limits of one port.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +24,8 @@ pub(crate) struct ConnectionBounds {
     pub(crate) unauthenticated_per_address: usize,
     /// Connections of one user.
     pub(crate) per_user: usize,
+    /// A connection that has been idle for less than this is not displaced: it may be in the middle of its login.
+    pub(crate) grace: Duration,
 }
 
 /// Counts the connections of one port.
@@ -94,18 +95,19 @@ impl ConnectionLimit {
     /// Counts a new connection. `None` if there are too many, and none can be displaced.
     pub(crate) fn enter(&self, address: IpAddr) -> Option<ConnectionPermit> {
         let client = Client::Unauthenticated(network(address));
+        let grace = self.bounds.grace;
         let mut open = self.open();
         if open.count(&client) >= self.bounds.unauthenticated_per_address
-            && !open.displace_unauthenticated(Some(&client))
+            && !open.displace_unauthenticated(grace, Some(&client))
         {
             return None;
         }
-        if open.unauthenticated >= self.bounds.unauthenticated && !open.displace_unauthenticated(None) {
+        if open.unauthenticated >= self.bounds.unauthenticated && !open.displace_unauthenticated(grace, None) {
             return None;
         }
         if open.connections.len() >= self.bounds.total
-            && !open.displace_unauthenticated(None)
-            && !(self.displaces_authenticated && open.displace_authenticated(None))
+            && !open.displace_unauthenticated(grace, None)
+            && !(self.displaces_authenticated && open.displace_authenticated(grace, None))
         {
             return None;
         }
@@ -157,21 +159,21 @@ impl Open {
         }
     }
 
-    fn displace_unauthenticated(&mut self, of: Option<&Client>) -> bool {
-        let longest = self.longest_idle(&self.idle_unauthenticated, of);
+    fn displace_unauthenticated(&mut self, grace: Duration, of: Option<&Client>) -> bool {
+        let longest = self.longest_idle(&self.idle_unauthenticated, grace, of);
         self.displace(longest)
     }
 
-    fn displace_authenticated(&mut self, of: Option<&Client>) -> bool {
-        let longest = self.longest_idle(&self.idle_authenticated, of);
+    fn displace_authenticated(&mut self, grace: Duration, of: Option<&Client>) -> bool {
+        let longest = self.longest_idle(&self.idle_authenticated, grace, of);
         self.displace(longest)
     }
 
-    fn longest_idle(&self, idle: &BTreeMap<u64, u64>, of: Option<&Client>) -> Option<u64> {
+    fn longest_idle(&self, idle: &BTreeMap<u64, u64>, grace: Duration, of: Option<&Client>) -> Option<u64> {
         let is_of = |id: &&u64| of.is_none_or(|of| self.connections.get(id).is_some_and(|found| found.client == *of));
         let id = *idle.values().find(is_of)?;
         let (_, since) = self.connections.get(&id)?.idle?;
-        (since.elapsed() >= GRACE).then_some(id)
+        (since.elapsed() >= grace).then_some(id)
     }
 
     /// Displaces a connection, and notifies it.
@@ -207,9 +209,10 @@ impl ConnectionPermit {
             Some(connection) if connection.client != authenticated => {}
             _ => return Ok(()),
         }
-        let most = self.limit.bounds.per_user;
+        let ConnectionBounds { per_user: most, grace, .. } = self.limit.bounds;
         let is_full = user.is_some() && open.count(&authenticated) >= most;
-        if is_full && !(self.limit.displaces_authenticated && open.displace_authenticated(Some(&authenticated))) {
+        let displaces = self.limit.displaces_authenticated;
+        if is_full && !(displaces && open.displace_authenticated(grace, Some(&authenticated))) {
             return Err(TooManyConnections(most));
         }
         if let Some(connection) = open.remove(self.id) {
@@ -254,7 +257,7 @@ mod tests {
     use super::*;
 
     const BOUNDS: ConnectionBounds =
-        ConnectionBounds { total: 6, unauthenticated: 4, unauthenticated_per_address: 2, per_user: 2 };
+        ConnectionBounds { total: 6, unauthenticated: 4, unauthenticated_per_address: 2, per_user: 2, grace: GRACE };
 
     fn address(last: u8) -> IpAddr {
         [127, 0, 0, last].into()

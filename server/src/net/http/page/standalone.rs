@@ -10,13 +10,12 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json as Answer, Router};
+use axum::{Extension, Json as Answer, Router};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tower::ServiceExt;
 
 use super::super::input::{Json, Params};
@@ -24,10 +23,20 @@ use super::super::problem::Problem;
 use super::super::shapes::Named;
 use super::super::{Bounds, host, input};
 use super::{Me, TakeAway, check_origin, cookie, guarded, static_files};
+use crate::net::connection_limit::{ConnectionBounds, ConnectionLimit, ConnectionPermit, TooManyConnections};
 use crate::page::{Board, Broken, Details, Reader, details, stream};
 
-/// The most connections at once.
-const CONNECTIONS: usize = 256;
+/// The limits on connections. Other users of this machine have no key. At their limit, a new connection displaces the oldest silent one,
+/// however new that is: a browser sends its request at once.
+const CONNECTIONS: ConnectionBounds = ConnectionBounds {
+    total: 256,
+    unauthenticated: 64,
+    unauthenticated_per_address: 64,
+    per_user: 192,
+    grace: Duration::ZERO,
+};
+/// The user of all connections with the key, for their limit.
+const OWNER: &str = "the owner of the page";
 /// How often a page gets a comment while nothing happens.
 const SILENCE: Duration = Duration::from_secs(15);
 /// How long the head of a request may take, and how long a connection may be idle.
@@ -62,22 +71,27 @@ struct Shown {
 ///
 /// The socket fails.
 pub async fn serve_page(listener: TcpListener, board: Arc<Board>, about: Standalone) -> io::Result<()> {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let limit = ConnectionLimit::new(CONNECTIONS, false);
     let cookie = format!("palisade-page-{}", listener.local_addr()?.port());
     let router = router(Shown { board, about: Arc::new(about), cookie: cookie.into() });
     loop {
-        let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
-        let (stream, _) = listener.accept().await?;
+        let (stream, peer) = listener.accept().await?;
+        let Some(permit) = limit.enter(peer.ip()).map(Arc::new) else { continue };
         let router = router.clone();
         tokio::spawn(async move {
-            let _place = place;
-            let service = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
+            let service = service_fn(|mut request: hyper::Request<hyper::body::Incoming>| {
+                request.extensions_mut().insert(permit.clone());
                 router.clone().oneshot(request.map(axum::body::Body::new))
             });
             let mut protocol = http1::Builder::new();
             protocol.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(32 << 10);
-            if let Err(error) = protocol.serve_connection(TokioIo::new(stream), service).await {
-                tracing::debug!(%error, "a connection of the page ended badly");
+            tokio::select! {
+                () = permit.displaced() => {}
+                served = protocol.serve_connection(TokioIo::new(stream), service) => {
+                    if let Err(error) = served {
+                        tracing::debug!(%error, "a connection of the page ended badly");
+                    }
+                }
             }
         });
     }
@@ -97,7 +111,13 @@ fn router(shown: Shown) -> Router {
 }
 
 /// Admits requests of browsers that have presented the key.
-async fn admit(State(shown): State<Shown>, RawQuery(query): RawQuery, request: Request, next: Next) -> Response {
+async fn admit(
+    State(shown): State<Shown>,
+    Extension(permit): Extension<Arc<ConnectionPermit>>,
+    RawQuery(query): RawQuery,
+    request: Request,
+    next: Next,
+) -> Response {
     if let Err(problem) = host::check(&[], request.uri(), request.headers()) {
         return guarded(problem);
     }
@@ -114,6 +134,9 @@ async fn admit(State(shown): State<Shown>, RawQuery(query): RawQuery, request: R
             "/" => guarded((StatusCode::FORBIDDEN, format!("Palisade: {WHY}.\n"))),
             _ => guarded(Problem::denied(WHY)),
         };
+    }
+    if let Err(TooManyConnections(most)) = permit.set_authenticated(Some(OWNER)) {
+        return guarded(Problem::too_many_connections(most));
     }
     if request.method() != Method::GET
         && let Err(problem) = check_origin(request.uri(), request.headers())
