@@ -5,7 +5,7 @@ import { BreakForm } from './break.js';
 import { command, copyButton, el, foreign, Live, prose, setProse, setText, table, timeBar } from './dom.js';
 import { brief, number, problemText, runningTime, shellWord } from './format.js';
 import { address } from './routes.js';
-import { holderName, kindOf, modeOf, sessionName, timeLeft, tokenText } from './rows.js';
+import { holderName, isPeriod, kindOf, modeOf, sessionName, timeLeft, tokenText } from './rows.js';
 import { sentence, warning } from './sentence.js';
 import { drawTimeline, momentsTable } from './timeline.js';
 
@@ -230,7 +230,7 @@ export class LockView {
   #holderCells(holder) {
     const bar = timeBar();
     this.#tableLive.add(() => {
-      const { left, fraction, jeopardy } = timeLeft(holder, this.#store.now());
+      const { left, fraction, jeopardy } = timeLeft(holder, this.#store.now(), !isPeriod(this.#name));
       bar.show(runningTime(left), fraction, jeopardy);
     });
     return [sessionLink(holder, holderName(holder)), el('span', { class: 'num' }, tokenText(holder.token)), modeOf(holder), this.#since(holder.since), bar.element];

@@ -4,7 +4,7 @@ import { el, foreign, setForeign, setText, timeBar } from './dom.js';
 import { brief, count, number, runningTime } from './format.js';
 import { SortedList } from './list.js';
 import { address, lockAddress } from './routes.js';
-import { timeLeft, tokenText } from './rows.js';
+import { isPeriod, timeLeft, tokenText } from './rows.js';
 
 const COLUMNS = [
   { id: 'name', title: 'Lock', key: (lock) => lock.name },
@@ -61,7 +61,7 @@ class LockRow {
     const { oldest } = this.item;
     const now = this.#view.now();
     setText(this.#cells.held, runningTime(oldest?.since === null || !oldest ? null : now - oldest.since));
-    const { left, fraction, jeopardy } = oldest ? timeLeft(oldest, now) : timeLeft({ until: null }, now);
+    const { left, fraction, jeopardy } = timeLeft(oldest ?? { until: null }, now, !isPeriod(this.item.name));
     this.#bar.show(runningTime(left), fraction, jeopardy);
   }
 

@@ -23,9 +23,11 @@ export function parseAddress(hash) {
   const [path, query = ''] = hash.replace(/^#\/?/, '').split('?');
   const slash = path.indexOf('/');
   const view = slash < 0 ? path : path.slice(0, slash);
+  const name = slash < 0 ? '' : decoded(path.slice(slash + 1));
   return {
-    view: view || 'locks',
-    name: slash < 0 ? '' : decoded(path.slice(slash + 1)),
+    // An address that was typed may say `locks`.
+    view: view === 'locks' && name !== '' ? 'lock' : view || 'locks',
+    name,
     parameters: new URLSearchParams(query),
   };
 }

@@ -44,12 +44,15 @@ export function holdersCell(row) {
 
 export const tokenText = (token) => (token === null || token === undefined ? NOTHING : String(token));
 
-/** Returns the time left and whether the holder's session is in jeopardy: a keeper renews every third of the TTL. */
-export function timeLeft({ until, ttl }, now) {
+/** Whether a lock is a period of `palisade run --every`. Its session has no keeper, and ends when the period is over. */
+export const isPeriod = (name) => name.endsWith('.every');
+
+/** Returns the time left and whether the holder's session is in jeopardy. A keeper renews every third of the TTL. */
+export function timeLeft({ until, ttl }, now, hasKeeper = true) {
   if (until === null) return { left: null, fraction: null, jeopardy: false };
   const left = Math.max(0, until - now);
   if (!ttl) return { left, fraction: null, jeopardy: false };
-  return { left, fraction: Math.min(1, left / ttl), jeopardy: left < ttl / 3 };
+  return { left, fraction: Math.min(1, left / ttl), jeopardy: hasKeeper && left < ttl / 3 };
 }
 
 /** A row of the stream, with what the lists sort and search by. */

@@ -2,7 +2,7 @@
 
 import { el, foreign } from './dom.js';
 import { number, runningTime, waiting } from './format.js';
-import { holderName, kindOf, permitsTaken, sessionName, timeLeft, tokenText } from './rows.js';
+import { holderName, isPeriod, kindOf, permitsTaken, sessionName, timeLeft, tokenText } from './rows.js';
 
 const bold = (text) => el('strong', null, foreign(text, 80));
 
@@ -19,6 +19,11 @@ function withheld(row, holder, context) {
   return [bold(row.name), ` is withheld after an expiry${holder.token === null ? '' : ` (token ${holder.token})`}`, ...rest, '.'];
 }
 
+function period(row, holder, { store, live }) {
+  const rest = holder.until === null ? [] : [' It ends in ', live.text(() => runningTime(Math.max(0, holder.until - store.now()))), '.'];
+  return [bold(row.name), ' is a period of palisade run --every, begun by ', bold(holderName(holder)), '.', ...rest];
+}
+
 function severalHold(row, oldest, context) {
   const others = row.holder_count === 1 ? '1 session' : `${number(row.holder_count)} sessions`;
   const [before, after] = oldest.since === null ? ['the oldest is ', ''] : ['', row.holder_count === 1 ? ' has held it' : ' has held it longest,'];
@@ -31,6 +36,7 @@ function held(row, context) {
   const [oldest] = row.holders;
   if (!oldest) return [bold(row.name), ' is not held.'];
   if (oldest.session === null) return withheld(row, oldest, context);
+  if (isPeriod(row.name)) return period(row, oldest, context);
   if (row.limit !== null || oldest.mode === 'shared') return severalHold(row, oldest, context);
   const election = kindOf(row) === 'election';
   const verb = oldest.since === null ? (election ? ' leads ' : ' holds ') : (election ? ' has led ' : ' has held ');
@@ -53,6 +59,6 @@ export function sentence(name, row, context) {
 export function warning(row, now) {
   const oldest = row?.holders[0];
   if (!oldest || oldest.session === null) return '';
-  const { left, jeopardy } = timeLeft(oldest, now);
+  const { left, jeopardy } = timeLeft(oldest, now, !isPeriod(row.name));
   return jeopardy ? `Its session is in jeopardy: without a keep-alive it ends in ${runningTime(left)}.` : '';
 }

@@ -4,7 +4,7 @@ import { el, setForeign, setText, timeBar } from './dom.js';
 import { brief, count, number, runningTime } from './format.js';
 import { SortedList } from './list.js';
 import { address } from './routes.js';
-import { sessionName, sessionsOf, timeLeft } from './rows.js';
+import { isPeriod, sessionName, sessionsOf, timeLeft } from './rows.js';
 
 const COLUMNS = [
   { id: 'label', title: 'Session', key: (session) => sessionName(session) },
@@ -19,6 +19,9 @@ const COLUMNS = [
 const REBUILD_EVERY = 1000;
 
 const lastKeepAlive = ({ until, ttl }) => (until === null || ttl === null ? null : until - ttl);
+
+/** Whether the session is that of a period. It has no keeper, so it is never in jeopardy. */
+const isOfPeriod = ({ holds, waits }) => waits.length === 0 && holds.every(isPeriod);
 
 /** Names the first lock and counts the others. */
 function locksText(names) {
@@ -58,11 +61,12 @@ class SessionRow {
 
   tick() {
     const now = this.#now();
-    const { left, fraction, jeopardy } = timeLeft(this.item, now);
+    const ofPeriod = isOfPeriod(this.item);
+    const { left, fraction, jeopardy } = timeLeft(this.item, now, !ofPeriod);
     const kept = lastKeepAlive(this.item);
-    setText(this.#cells.kept, kept === null ? '-' : `${runningTime(now - kept)} ago`);
+    setText(this.#cells.kept, kept === null || ofPeriod ? '-' : `${runningTime(now - kept)} ago`);
     this.#bar.show(runningTime(left), fraction, jeopardy);
-    setText(this.#cells.health, left === null ? 'unknown' : jeopardy ? 'in jeopardy' : 'alive');
+    setText(this.#cells.health, left === null ? 'unknown' : ofPeriod ? 'a period' : jeopardy ? 'in jeopardy' : 'alive');
     this.#cells.health.classList.toggle('warn', jeopardy);
   }
 }
@@ -92,7 +96,7 @@ export class SessionsView {
     this.element = el('section', { class: 'view sessions', 'aria-labelledby': 'title' },
       el('div', { class: 'bar-top' }, el('h1', { id: 'title', tabindex: '-1' }, 'Sessions'), this.#summary),
       this.#withheld, this.#empty, this.#list.element,
-      el('p', { class: 'note' }, 'A keeper renews its session every third of the TTL. A session with less than a third left has missed a renewal: it is in jeopardy.'));
+      el('p', { class: 'note' }, 'A keeper renews its session every third of the TTL. A session with less than a third left has missed a renewal: it is in jeopardy. The session of a period of palisade run --every is not renewed.'));
   }
 
   close() {
@@ -133,7 +137,7 @@ export class SessionsView {
 
   #describe() {
     const now = this.#store.now();
-    const jeopardy = this.#sessions.filter((session) => timeLeft(session, now).jeopardy).length;
+    const jeopardy = this.#sessions.filter((session) => timeLeft(session, now, !isOfPeriod(session)).jeopardy).length;
     setText(this.#summary, `${count(this.#sessions.length, 'session', 'sessions')}, ${number(jeopardy)} in jeopardy`);
     this.#empty.hidden = this.#sessions.length > 0 || !this.#store.complete;
   }

@@ -52,6 +52,22 @@ fn the_page_follows_a_grant_a_hand_over_a_loss_and_a_break() {
     assert_eq!(browser.complaints(), [] as [String; 0]);
 }
 
+/// No client renews the session of a period, and that is no reason for alarm.
+#[test]
+fn a_period_of_every_is_not_in_jeopardy() {
+    let service = Service::start(&[]);
+    let url = format!("palisade://{}", service.resp);
+    service.sandbox.stdout(&["--url", &url, "run", "--every", "12s", "nightly", "--", "true"]);
+    let browser = Browser::start();
+    browser.open(&service.page("locks/nightly.every"));
+    browser.until_text(".sentence", "nightly.every is a period of palisade run --every, begun by true on");
+    browser.open(&service.page("sessions"));
+    browser.until_text(".list-body .c-health", "a period");
+    let ends_soon = "parseFloat(document.querySelector('.list-body .c-left')?.textContent) < 3.5";
+    let summary = format!("return {ends_soon} ? document.querySelector('.summary').textContent : null");
+    assert_eq!(browser.until("the period ends soon", &summary), "1 session, 0 in jeopardy");
+}
+
 /// A grant that comes while the form is filled in is not taken away with the others.
 #[test]
 fn the_form_takes_only_the_grants_away_that_it_shows() {
