@@ -151,14 +151,14 @@ static EFFICIENCY_LOCK: Recipe = Recipe {
          .efficiency() in Rust. Any engine will do: embedded: on one host, and on several whatever you already run, such \
          as redis://, postgres:// or mysql://.",
         "If you do not get it, skip the work (--no-wait). Another process does it. A job on a schedule that every host starts needs \
-         --every as well: otherwise the second host runs it when the first has finished.",
+         --every instead: otherwise the second host runs it when the first has finished.",
         "If the work makes a value that many processes want, let one rebuild it while the others use the old one: recipe::cache in \
          Rust, docs/recipes/cache.md.",
     ],
     example: "\
 palisade run --no-wait --efficiency nightly-report -- ./report.sh        # on this host
 palisade --url redis://cache:6379 run --no-wait --efficiency nightly-report -- ./report.sh
-palisade run --every 55m --efficiency report -- ./report.sh              # once an hour over all hosts",
+palisade run --every 10m --efficiency report -- ./report.sh              # once an hour over all hosts",
     beware: &[
         "Two processes will hold it at once some day: after a pause, a failover, a slow network. You said that this \
          only wastes work. On the day that it could do damage, ask again.",
