@@ -327,7 +327,8 @@ pub async fn a_holder_that_is_cut_off_is_told_before_another_has_its_lock<S: Sto
 /// Acknowledged locks survive a crash of the server, and a stop that is shorter than the TTL.
 pub async fn locks_and_queues_survive_a_killed_and_a_stopped_server<S: Store>(stores: &Stores<S>) {
     let mut fixture: Fixture<S> = stores.alone();
-    let (alice, bob) = (fixture.client(HEALING_TTL).await, fixture.client(TTL).await);
+    // A busy machine may take seconds to start the server again. Bob waits while alice is in jeopardy.
+    let (alice, bob) = (fixture.client(TTL).await, fixture.client(2 * TTL).await);
     let guard = take(&alice, "lock").await;
     let first = token(&guard);
     let waiting = taking(&bob, "lock");
