@@ -142,7 +142,7 @@ fn the_first_client_installs_the_schema() {
                 "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = %L', current_database(), \
                  '{isolation}'); END $$"
             );
-            fixture.store().await.batch_execute(&sql).await.expect("it is set");
+            client(&fixture.url()).await.batch_execute(&sql).await.expect("it is set");
             let clients = join_all((0..8).map(|_| fixture.client(LONG_TTL))).await;
             let guard = take(&clients[0], "lock").await;
             assert!(clients[7].lock("lock").try_acquire().await.expect("an answer").is_none());
