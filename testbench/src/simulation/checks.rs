@@ -179,6 +179,7 @@ impl World {
         let last = self.record.borrow().history.last_index();
         membership.members.keys().all(|member| {
             let machine = self.host_of(*member).map(|host| &self.hosts[host]);
+            let machine = machine.filter(|machine| machine.member() == *member);
             machine.and_then(|machine| machine.running.as_ref()).is_some_and(|running| running.applied == last)
         })
     }

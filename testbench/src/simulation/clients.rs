@@ -175,10 +175,12 @@ impl World {
             return self.keep_pending(outcome);
         }
         // A node that follows relays its clients to the leader.
-        let leader = running.node.leader().filter(|leader| running.node.is_following() && *leader != machine.id);
+        let leader =
+            running.node.leader().filter(|leader| running.node.is_following() && *leader != machine.member());
         let leader = leader.and_then(|leader| self.host_of(leader)).filter(|leader| {
             let id = self.hosts[*leader].id;
             self.hosts[*leader].is_up()
+                && self.hosts[*leader].member() == id
                 && !self.cut.contains(&(machine.id, id))
                 && !self.cut.contains(&(id, machine.id))
         });

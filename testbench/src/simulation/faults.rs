@@ -6,7 +6,21 @@ use palisade_server::storage::{Membership, Watermark, write_watermark};
 
 use super::host::{Host, member};
 use super::world::{Happening, TAME, World};
-use crate::faulty_disk::Fault;
+use crate::faulty_disk::{Fault, FaultyDisk};
+
+/// How long a damage of a disk waits for a moment at which the cluster can do without that disk.
+const DAMAGE_WAITS: Duration = Duration::from_secs(5);
+
+/// What happens to the disk of a machine that is down, or what a careless operator does to it.
+#[derive(Clone, Copy)]
+pub(super) enum Damage {
+    BitFlipped,
+    /// An older copy of it is put back.
+    OlderCopy,
+    /// An older copy of another machine's disk is put there, and the node is started as that machine's.
+    OtherMachine,
+    Lost,
+}
 
 impl World {
     pub(super) fn plan_fault(&mut self) {
@@ -23,7 +37,7 @@ impl World {
         self.use_redis_commands();
         let host = self.dice.roll(self.hosts.len());
         let client = self.dice.roll(self.clients.len());
-        match self.dice.roll(40) {
+        match self.dice.roll(41) {
             0 | 1 => self.kill_host(host, "fault: node killed"),
             2 => {
                 if let Some(leader) = self.leader() {
@@ -73,9 +87,9 @@ impl World {
                     self.hosts[host].disk.fail_after(operations, Fault::FailedFlush);
                 }
             }
-            23 => self.damage(host, false),
-            24 => self.damage(host, true),
-            25 => self.lose_disk(host),
+            23 => self.plan_damage(host, Damage::BitFlipped),
+            24 => self.plan_damage(host, Damage::OlderCopy),
+            25 => self.plan_damage(host, Damage::Lost),
             26 => self.back_up(host),
             27 => self.change_rate_of_host(host),
             28 | 29 => self.change_rate_of_client(client),
@@ -93,6 +107,7 @@ impl World {
             35 => self.add_two(host),
             36 => self.remove_member(host),
             37 => self.transfer(host),
+            38 => self.plan_damage(host, Damage::OtherMachine),
             _ => self.administer(),
         }
     }
@@ -557,15 +572,6 @@ impl World {
             && membership.members.keys().all(has_all)
     }
 
-    /// Replaces the disk of a machine. The number of its member never comes back.
-    fn lose_disk(&mut self, host: usize) {
-        if self.is_dispensable(host) {
-            self.count("fault: disk lost");
-            self.note(format_args!("node {} loses its disk", self.hosts[host].id));
-            self.empty(host);
-        }
-    }
-
     /// Keeps a copy of a node's disk. A copy of a node that has no other members leads alone where it is put back, and nothing
     /// can notice that before the other members speak to it.
     fn back_up(&mut self, host: usize) {
@@ -577,28 +583,76 @@ impl World {
         }
     }
 
-    /// Damages a disk while its node is down: a bit flips, or a careless operator copies an older state over it.
-    fn damage(&mut self, host: usize, is_older_copy: bool) {
-        if !self.is_dispensable(host) {
+    fn plan_damage(&mut self, host: usize, how: Damage) {
+        self.damage(host, how, self.now + DAMAGE_WAITS);
+    }
+
+    /// Damages the disk of a machine, or waits until the cluster can do without it.
+    pub(super) fn damage(&mut self, host: usize, how: Damage, until: Duration) {
+        if self.is_calm.get() || self.now > until {
             return;
         }
-        let damaged = match is_older_copy {
-            true => self.hosts[host].backup.clone().map(|backup| (backup, "the older copy".to_owned(), 0)),
-            false => self.hosts[host].disk.with_flipped_bit(&mut self.dice),
-        };
-        let Some((disk, name, at)) = damaged else { return };
-        self.count(if is_older_copy { "fault: older copy of a disk" } else { "fault: bit flipped" });
-        self.note(format_args!("node {} is stopped, and its disk damaged: {name} at {at}", self.hosts[host].id));
-        self.stop_host(host);
-        self.hosts[host].disk = disk;
-        self.hosts[host].is_damaged = true;
-        self.hosts[host].backup = None;
-        self.hosts[host].last_written = 0;
-        let (has_started, machine) = (self.start_host(host), &self.hosts[host]);
-        if has_started && !is_older_copy && machine.started_with < machine.written_before {
+        if !self.is_dispensable(host) {
+            let again = Duration::from_millis(20) + self.random_time(Duration::from_millis(200));
+            return self.plan_in(again, Happening::Damage { host, how, until });
+        }
+        match how {
+            Damage::BitFlipped => self.flip_bit(host),
+            Damage::OlderCopy => self.put_back_older_copy(host),
+            Damage::OtherMachine => self.copy_from_other_machine(host),
+            Damage::Lost => self.lose_disk(host),
+        }
+    }
+
+    fn flip_bit(&mut self, host: usize) {
+        let Some((disk, name, at)) = self.hosts[host].disk.with_flipped_bit(&mut self.dice) else { return };
+        self.count("fault: bit flipped");
+        self.note(format_args!("a bit of node {} flips: {name} at {at}", self.hosts[host].id));
+        let has_started = self.restart_with(host, disk, None);
+        let machine = &self.hosts[host];
+        if has_started && machine.started_with < machine.written_before {
             let (id, found, had) = (machine.id, machine.started_with, machine.written_before);
             self.fail(format!("A: node {id} does not notice that its log is damaged: it had {had}, and has {found}"));
         }
+    }
+
+    fn put_back_older_copy(&mut self, host: usize) {
+        let Some(copy) = self.hosts[host].backup.take() else { return };
+        self.count("fault: older copy of a disk");
+        self.note(format_args!("an older copy of its disk is put back at node {}", self.hosts[host].id));
+        self.restart_with(host, copy, None);
+    }
+
+    /// From then on two nodes take themselves for one member. The one in the wrong place still sends, and nothing is sent to it.
+    fn copy_from_other_machine(&mut self, host: usize) {
+        let count = self.hosts.len();
+        let mut others = (1..count).map(|next| (host + next) % count);
+        let Some(other) = others.find(|other| self.hosts[*other].backup.is_some()) else { return };
+        let Some(copy) = self.hosts[other].backup.as_ref().map(|copy| copy.after_power_cut(&mut self.dice)) else {
+            return;
+        };
+        self.count("fault: older copy of another machine's disk");
+        let (id, copied_from) = (self.hosts[host].id, self.hosts[other].id);
+        self.note(format_args!(
+            "an older copy of the disk of node {copied_from} is put in place of that of node {id}"
+        ));
+        self.restart_with(host, copy, Some(copied_from));
+    }
+
+    /// Replaces the disk of a machine. The number of its member never comes back.
+    fn lose_disk(&mut self, host: usize) {
+        self.count("fault: disk lost");
+        self.note(format_args!("node {} loses its disk", self.hosts[host].id));
+        self.empty(host);
+    }
+
+    /// Restarts a machine with another disk, which may lack what its member has promised. Returns whether its node runs.
+    fn restart_with(&mut self, host: usize, disk: FaultyDisk, copied_from: Option<u64>) -> bool {
+        self.stop_host(host);
+        let machine = &mut self.hosts[host];
+        (machine.disk, machine.copied_from, machine.backup) = (disk, copied_from, None);
+        (machine.is_damaged, machine.last_written) = (true, 0);
+        self.start_host(host)
     }
 
     /// Gives a machine an empty disk and a new number.
@@ -618,6 +672,12 @@ impl World {
                 None => return self.remove(leader, &lost.name),
                 Some(host) if self.hosts[host].needs_replacement => {
                     self.count("path: node that lost its log is replaced");
+                    return self.remove(leader, &lost.name);
+                }
+                Some(host) if self.hosts[host].copied_from.is_some() => {
+                    self.count("path: node with another member's directory replaced");
+                    self.stop_host(host);
+                    self.hosts[host].needs_replacement = true;
                     return self.remove(leader, &lost.name);
                 }
                 // It has caught up, and has everything that it had promised.

@@ -23,8 +23,10 @@ pub(super) const OLD_LOG: u16 = 1;
 
 /// A machine.
 pub(super) struct Host {
-    /// The number of its member. It gets another one with another disk.
+    /// The number of its member, at whose address it is. It gets another one with another disk.
     pub(super) id: u64,
+    /// The member whose directory was copied here: its node takes itself for that member.
+    pub(super) copied_from: Option<u64>,
     pub(super) disk: FaultyDisk,
     pub(super) running: Option<Running>,
     pub(super) clock: Clock,
@@ -100,6 +102,7 @@ impl Host {
     pub(super) fn new(id: u64) -> Host {
         Host {
             id,
+            copied_from: None,
             disk: FaultyDisk::default(),
             running: None,
             clock: Clock::start(Duration::ZERO, 0),
@@ -135,7 +138,7 @@ impl Host {
         };
         let identity = Identity {
             cluster: 1,
-            member: self.id,
+            member: self.member(),
             node: None,
             founders: founded_by(founders),
             contacts: BTreeMap::new(),
@@ -168,6 +171,11 @@ impl Host {
         self.running = Some(running);
         self.is_paused = false;
         Ok(is_cut)
+    }
+
+    /// Returns the member that its directory belongs to.
+    pub(super) fn member(&self) -> u64 {
+        self.copied_from.unwrap_or(self.id)
     }
 
     /// Whether it answers.

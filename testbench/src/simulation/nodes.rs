@@ -27,12 +27,12 @@ impl World {
                     self.count("path: log cut after a restart");
                 }
                 let version = self.hosts[host].log_version;
-                let id = self.hosts[host].id;
+                let own = self.hosts[host].member();
                 // The nodes tell each other which version of the log they understand.
                 for other in (0..self.hosts.len()).filter(|other| *other != host) {
-                    let (member, log) = (self.hosts[other].id, self.hosts[other].log_version);
+                    let (member, log) = (self.hosts[other].member(), self.hosts[other].log_version);
                     self.arrive(host, Arrival::Input(Input::Understands { member, log }));
-                    self.arrive(other, Arrival::Input(Input::Understands { member: id, log: version }));
+                    self.arrive(other, Arrival::Input(Input::Understands { member: own, log: version }));
                 }
                 self.settle(host);
                 true
@@ -314,7 +314,7 @@ impl World {
         self.hosts[host].inbox.clear();
         self.hosts[host].is_paused = false;
         self.disconnect_all(host, true);
-        let member = self.hosts[host].id;
+        let member = self.hosts[host].member();
         for other in (0..self.hosts.len()).filter(|other| *other != host) {
             let delay = self.latency();
             self.plan_in(delay, Happening::Suspect { host: other, member });
@@ -373,7 +373,7 @@ impl World {
     }
 
     pub(super) fn send(&mut self, host: usize, message: PeerMessage) {
-        let is_cut = self.cut.contains(&(message.from(), message.to()));
+        let is_cut = self.cut.contains(&(self.hosts[host].id, message.to()));
         let is_lost = is_cut || (self.dice.roll(40) == 0 && !self.is_calm.get());
         let member = message.to();
         if message.needs_snapshot() {
@@ -407,6 +407,10 @@ impl World {
 
     pub(super) fn deliver(&mut self, message: &PeerMessage) {
         let Some(to) = self.host_of(message.to()) else { return };
+        if self.hosts[to].member() != message.to() {
+            // As the nodes do when they connect to each other.
+            return self.count("path: node with another member's directory not spoken to");
+        }
         // Bytes come over a wire.
         let message = match PeerMessage::decode(&message.encode()) {
             Ok(message) => message,

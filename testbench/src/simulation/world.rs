@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use super::Outcome;
 use super::application::{COUNTED, Shared};
 use super::clock::Clock;
+use super::faults::Damage;
 use super::host::{Arrival, Host};
 use super::judge::Record;
 use super::plan::Plan;
@@ -119,6 +120,12 @@ pub(super) enum Happening {
     },
     MendDisk {
         host: usize,
+    },
+    /// A disk is damaged as soon as the cluster can do without it.
+    Damage {
+        host: usize,
+        how: Damage,
+        until: Duration,
     },
     /// An operator adds a machine.
     Add {
@@ -369,6 +376,7 @@ impl World {
                 self.note(format_args!("the disk of node {} has space again", self.hosts[host].id));
                 self.hosts[host].disk.mend();
             }
+            Happening::Damage { host, how, until } => self.damage(host, how, until),
             Happening::Add { host, until } => self.add_cut_off(host, until),
             Happening::Fault => {
                 if !self.is_calm.get() {
