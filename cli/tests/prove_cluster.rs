@@ -5,6 +5,8 @@ mod sandbox;
 
 use std::collections::BTreeSet;
 use std::fs;
+#[cfg(feature = "etcd")]
+use std::os::unix::fs::PermissionsExt;
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -166,6 +168,20 @@ fn a_missing_program_is_named() {
         let message = format!("palisade: {program} is not installed; on Debian: apt-get install {package}\n");
         assert_eq!((output.code, output.err), (Some(69), message));
     }
+}
+
+/// Without it, the command waits for a minute and a half.
+#[cfg(feature = "etcd")]
+#[test]
+fn nodes_that_do_not_start_are_reported_before_the_time_out() {
+    let sandbox = Sandbox::new();
+    let program = sandbox.path().join("etcd");
+    fs::write(&program, "#!/bin/sh\n[ \"$1\" = --version ] || { echo 'no such option'; exit 2; }\n").unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = sandbox.command(&["prove", "cluster", "--system", "etcd"]);
+    let output = sandbox.output(&command.env("PATH", sandbox.path()).output().unwrap());
+    assert_eq!(output.code, Some(69), "{output:?}");
+    assert!(output.err.contains("the nodes do not start; they printed:\nnode1: no such option\n"), "{output:?}");
 }
 
 #[cfg(not(feature = "etcd"))]

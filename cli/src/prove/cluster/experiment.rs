@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -101,8 +102,8 @@ pub(super) async fn run(plan: &Plan, folder: &Path, signals: &mut Signals) -> Re
 
 impl<'p> Experiment<'p> {
     async fn start(plan: &'p Plan, folder: &Path) -> Result<Experiment<'p>, Failure> {
-        let nodes = Nodes::start(plan.system, plan.nodes, folder)?;
-        until_served(&nodes, plan.ttl).await?;
+        let mut nodes = Nodes::start(plan.system, plan.nodes, folder)?;
+        until_started(&mut nodes, plan.ttl).await?;
         let settings = Settings {
             engine: nodes.url(),
             resource: format!("file:{}", folder.display()),
@@ -268,19 +269,37 @@ fn inject(nodes: &mut Nodes, record: &mut Record, fault: Fault, now: Instant) ->
     Ok(ActiveFault { number, until: now + fault.time, fault })
 }
 
+/// Waits until the cluster grants its first lock. Fails early if most nodes end: waiting would not help.
+async fn until_started(nodes: &mut Nodes, ttl: Duration) -> Result<(), Failure> {
+    let url = nodes.url();
+    let mut granted = pin!(tokio::time::timeout(RECOVERY_TIMEOUT, first_grant(&url, ttl)));
+    loop {
+        tokio::select! {
+            granted = &mut granted => return granted.map_err(|_| not_served(nodes, "no lock was granted")),
+            () = tokio::time::sleep(TICK) => {}
+        }
+        if nodes.have_mostly_ended()? {
+            let output = nodes.last_words();
+            return Err(Failure::Unavailable(format!("the nodes do not start; they printed:\n{output}")));
+        }
+    }
+}
+
 /// Waits until the cluster grants a lock.
 async fn until_served(nodes: &Nodes, ttl: Duration) -> Result<(), Failure> {
-    let served = async {
-        loop {
-            if let Ok(client) = connect(&nodes.url(), ttl).await
-                && client.lock(lock_name(&unused_name())).acquire().await.is_ok()
-            {
-                return;
-            }
-            tokio::time::sleep(TICK).await;
+    let granted = tokio::time::timeout(RECOVERY_TIMEOUT, first_grant(&nodes.url(), ttl)).await;
+    granted.map_err(|_| not_served(nodes, "no lock was granted"))
+}
+
+async fn first_grant(url: &str, ttl: Duration) {
+    loop {
+        if let Ok(client) = connect(url, ttl).await
+            && client.lock(lock_name(&unused_name())).acquire().await.is_ok()
+        {
+            return;
         }
-    };
-    tokio::time::timeout(RECOVERY_TIMEOUT, served).await.map_err(|_| not_served(nodes, "no lock was granted"))
+        tokio::time::sleep(TICK).await;
+    }
 }
 
 fn not_served(nodes: &Nodes, missing: &str) -> Failure {

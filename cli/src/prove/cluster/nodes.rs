@@ -165,6 +165,15 @@ impl Nodes {
         Ok(unexpected)
     }
 
+    /// Returns whether a majority of the nodes has ended by itself.
+    pub(super) fn have_mostly_ended(&mut self) -> io::Result<bool> {
+        let mut ended = 0;
+        for process in self.nodes.iter_mut().filter_map(|node| node.process.as_mut()) {
+            ended += usize::from(process.ended()?.is_some());
+        }
+        Ok(ended > self.nodes.len() / 2)
+    }
+
     /// Notes that all nodes work again.
     pub(super) fn note_recovered(&mut self) {
         self.nodes.iter_mut().for_each(|node| node.may_end = false);
