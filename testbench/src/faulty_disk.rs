@@ -89,20 +89,20 @@ pub struct FaultyFile {
 
 /// Pseudo-random numbers from a seed.
 #[derive(Debug, Clone)]
-pub struct Dice(u64);
+pub struct Rng(u64);
 
-impl Dice {
+impl Rng {
     /// Starts at a seed.
-    pub fn new(seed: u64) -> Dice {
-        Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    pub fn new(seed: u64) -> Rng {
+        Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Returns a number below `sides`.
-    pub fn roll(&mut self, sides: usize) -> usize {
+    /// Returns a number below `bound`.
+    pub fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % sides.max(1)
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % bound.max(1)
     }
 }
 
@@ -164,26 +164,26 @@ impl FaultyDisk {
     }
 
     /// Returns the disk after a power cut: what was flushed, and a random part of the rest.
-    pub fn after_power_cut(&self, dice: &mut Dice) -> FaultyDisk {
+    pub fn after_power_cut(&self, rng: &mut Rng) -> FaultyDisk {
         let before = lock(&self.state).clone();
-        let files = before.files.iter().map(|file| file.after_power_cut(dice)).collect();
+        let files = before.files.iter().map(|file| file.after_power_cut(rng)).collect();
         // Changes of names become durable in their order, up to some point.
-        let arrived = dice.roll(before.changes.len() + 1);
+        let arrived = rng.below(before.changes.len() + 1);
         let names = before.changes[..arrived].last().unwrap_or(&before.durable_names).clone();
         let state = State { files, names: names.clone(), durable_names: names, ..State::default() };
         FaultyDisk { state: Arc::new(Mutex::new(state)), gate: Arc::default() }
     }
 
     /// Returns the disk with one bit flipped in what was written, and its position.
-    pub fn with_flipped_bit(&self, dice: &mut Dice) -> Option<(FaultyDisk, String, usize)> {
+    pub fn with_flipped_bit(&self, rng: &mut Rng) -> Option<(FaultyDisk, String, usize)> {
         let mut after = lock(&self.state).clone();
         after.plan = None;
         let names: Vec<_> = after.names.clone().into_iter().collect();
-        let (name, file) = names.get(dice.roll(names.len()))?.clone();
+        let (name, file) = names.get(rng.below(names.len()))?.clone();
         let bytes = &mut after.files[file].now;
         let written = bytes.iter().rposition(|byte| *byte != 0)? + 1;
-        let at = dice.roll(written);
-        bytes[at] ^= 1 << dice.roll(8);
+        let at = rng.below(written);
+        bytes[at] ^= 1 << rng.below(8);
         Some((FaultyDisk { state: Arc::new(Mutex::new(after)), gate: Arc::default() }, name, at))
     }
 }
@@ -218,16 +218,16 @@ impl State {
 }
 
 impl File {
-    fn after_power_cut(&self, dice: &mut Dice) -> File {
+    fn after_power_cut(&self, rng: &mut Rng) -> File {
         let mut bytes = self.durable.clone();
         // A file may have grown, or not.
-        if self.now.len() > bytes.len() && dice.roll(2) == 0 {
+        if self.now.len() > bytes.len() && rng.below(2) == 0 {
             bytes.resize(self.now.len(), 0);
         }
         for at in (0..bytes.len()).step_by(SECTOR) {
             let end = (at + SECTOR).min(bytes.len());
             let new = self.now.get(at..end.min(self.now.len())).unwrap_or_default();
-            if dice.roll(2) == 0 {
+            if rng.below(2) == 0 {
                 bytes[at..at + new.len()].copy_from_slice(new);
             }
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use palisade::{BootInstant, Options, Palisade};
 use palisade_testbench::bounded::{check_many, number_from_env};
-use palisade_testbench::faulty_disk::Dice;
+use palisade_testbench::faulty_disk::Rng;
 use palisade_testbench::history::{self, Grant};
 use palisade_testbench::servers::Service;
 
@@ -18,16 +18,16 @@ const KILLS: u32 = 60;
 
 /// Acquires and releases locks until `stop` is set; returns the grants.
 async fn work(palisade: Palisade, client: usize, stop: Arc<AtomicBool>) -> Vec<Grant> {
-    let mut dice = Dice::new(client as u64 + 1);
+    let mut rng = Rng::new(client as u64 + 1);
     let mut grants = Vec::new();
     while !stop.load(Ordering::Relaxed) {
-        let lock = format!("lock/{}", dice.roll(LOCKS));
+        let lock = format!("lock/{}", rng.below(LOCKS));
         let asked_at = BootInstant::now();
         // An outage is no failure here: the keeper releases a grant whose reply was lost.
         let Ok(Some(guard)) = palisade.lock(&lock).acquire_within(Duration::from_millis(500)).await else { continue };
         let told_at = BootInstant::now();
         let Ok(token) = guard.token() else { continue };
-        tokio::time::sleep(Duration::from_micros(dice.roll(3_000) as u64)).await;
+        tokio::time::sleep(Duration::from_micros(rng.below(3_000) as u64)).await;
         let let_go_at = match guard.token() {
             Ok(_) => BootInstant::now().min(guard.safe_until()),
             // The guard does not know since when it was lost, only until when it was certainly held.
@@ -54,10 +54,10 @@ fn a_service_that_is_killed_at_any_moment_loses_nothing_acknowledged() {
         let clients = clients.into_iter().enumerate();
         let clients: Vec<_> =
             clients.map(|(number, client)| tokio::spawn(work(client, number, stop.clone()))).collect();
-        let mut dice = Dice::new(7);
+        let mut rng = Rng::new(7);
         for _ in 0..kills {
             // The random moment of the kill is what is tested: anywhere between two commits.
-            std::thread::sleep(Duration::from_micros(dice.roll(300_000) as u64));
+            std::thread::sleep(Duration::from_micros(rng.below(300_000) as u64));
             service.kill();
             service.restart().expect("it starts again");
         }

@@ -13,7 +13,7 @@ use palisade_server::node::{
 use palisade_server::request::{AcquireRequest, Holder, Request};
 use palisade_server::storage::{Identity, Member, Store, write_watermark};
 use palisade_server::{LockName, Token};
-use palisade_testbench::faulty_disk::{Dice, FaultyDisk};
+use palisade_testbench::faulty_disk::{FaultyDisk, Rng};
 
 use palisade_core::{Mode, RequestNo, SessionId, Ttl, Want};
 
@@ -23,7 +23,7 @@ struct World {
     store: Store<FaultyDisk>,
     node: Node,
     now: Duration,
-    dice: Dice,
+    rng: Rng,
     trace: String,
     clients: Vec<Client>,
     last_connection: u64,
@@ -51,7 +51,7 @@ impl World {
             store,
             node,
             now: Duration::ZERO,
-            dice: Dice::new(seed),
+            rng: Rng::new(seed),
             trace: String::new(),
             clients: (0..2).map(|_| Client::default()).collect(),
             last_connection: 0,
@@ -156,15 +156,15 @@ impl World {
         Token::new(rest.split(')').next().unwrap().parse().unwrap()).unwrap()
     }
 
-    /// One step of one client, chosen by the dice.
+    /// One step of one client, chosen by the rng.
     fn act(&mut self) {
-        let at = self.dice.roll(self.clients.len());
+        let at = self.rng.below(self.clients.len());
         self.last_number += 1;
         let Some(session) = self.clients[at].session else {
             return self.request(at, Request::OpenSession { ttl: Ttl::from_ms(1_000).unwrap(), label: None });
         };
-        let lock = LockName::new(["orders", "users", "jobs"][self.dice.roll(3)]).unwrap();
-        match (self.dice.roll(4), self.clients[at].held.get(&lock).copied()) {
+        let lock = LockName::new(["orders", "users", "jobs"][self.rng.below(3)]).unwrap();
+        match (self.rng.below(4), self.clients[at].held.get(&lock).copied()) {
             (0, _) => self.request(at, Request::KeepAlive { sessions: vec![session] }),
             (_, Some(token)) => {
                 // The client does not rely on it any longer once it has sent this.
@@ -191,7 +191,7 @@ impl World {
 
     /// Cuts the power: what was not flushed may be lost. The clients reconnect, and open new sessions.
     fn crash(&mut self) {
-        self.disk = self.disk.after_power_cut(&mut self.dice);
+        self.disk = self.disk.after_power_cut(&mut self.rng);
         (self.store, self.node) = start(&self.disk);
         writeln!(self.trace, "{:?} power cut", self.now).unwrap();
         for client in &mut self.clients {
@@ -203,10 +203,10 @@ impl World {
     fn run(mut self, steps: usize) -> String {
         for step in 0..steps {
             self.act();
-            if self.dice.roll(3) > 0 {
+            if self.rng.below(3) > 0 {
                 self.settle();
             }
-            self.now += Duration::from_millis(self.dice.roll(40) as u64);
+            self.now += Duration::from_millis(self.rng.below(40) as u64);
             self.step(Input::Tick);
             if step % 97 == 96 {
                 self.crash();

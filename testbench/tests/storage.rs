@@ -5,7 +5,7 @@ use palisade_server::storage::{
     HardState, Membership, Record, Recovered, Snapshot, StorageError, Store, Watermark, Write,
     write_received_snapshot, write_snapshot, write_watermark,
 };
-use palisade_testbench::faulty_disk::{Dice, Fault, FaultyDisk};
+use palisade_testbench::faulty_disk::{Fault, FaultyDisk, Rng};
 
 /// Small, so that there are many.
 const SEGMENT: usize = 4096;
@@ -64,13 +64,13 @@ impl Node {
         self.store.forget(self.snapshot)
     }
 
-    fn work(&mut self, dice: &mut Dice, steps: usize) -> Result<(), StorageError> {
+    fn work(&mut self, rng: &mut Rng, steps: usize) -> Result<(), StorageError> {
         for _ in 0..steps {
-            match dice.roll(8) {
-                0 if self.acknowledged > self.snapshot => self.compact(dice.roll(6) as u64)?,
+            match rng.below(8) {
+                0 if self.acknowledged > self.snapshot => self.compact(rng.below(6) as u64)?,
                 // A vote has no entries.
                 1 => self.write(0)?,
-                _ => self.write(1 + dice.roll(4) as u64)?,
+                _ => self.write(1 + rng.below(4) as u64)?,
             }
         }
         Ok(())
@@ -95,19 +95,19 @@ fn check(found: &Recovered, acknowledged: u64, written: u64, seed: u64) {
 #[test]
 fn a_power_cut_at_any_moment_takes_nothing_that_was_acknowledged() {
     for seed in seeds() {
-        let mut dice = Dice::new(seed);
+        let mut rng = Rng::new(seed);
         let mut disk = FaultyDisk::default();
         let (mut acknowledged, mut written) = (0, 0);
         // Again and again, also while it recovers.
         for _ in 0..4 {
-            disk.fail_after(dice.roll(160), Fault::PowerCut);
+            disk.fail_after(rng.below(160), Fault::PowerCut);
             if let Ok((mut node, found)) = Node::start(disk.clone()) {
                 check(&found, acknowledged, written, seed);
-                let worked = node.work(&mut dice, 40);
+                let worked = node.work(&mut rng, 40);
                 (acknowledged, written) = (node.acknowledged, node.written);
                 drop(worked);
             }
-            disk = disk.after_power_cut(&mut dice);
+            disk = disk.after_power_cut(&mut rng);
         }
         let (node, found) = Node::start(disk).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         check(&found, acknowledged, written, seed);
@@ -119,18 +119,18 @@ fn a_power_cut_at_any_moment_takes_nothing_that_was_acknowledged() {
 fn a_full_disk_and_a_failed_flush_acknowledge_nothing() {
     for seed in seeds() {
         for fault in [Fault::Full, Fault::FailedFlush] {
-            let mut dice = Dice::new(seed);
+            let mut rng = Rng::new(seed);
             let disk = FaultyDisk::default();
             let (mut node, _) = Node::start(disk.clone()).expect("the disk is new");
-            disk.fail_after(dice.roll(120), fault);
+            disk.fail_after(rng.below(120), fault);
             // A segment that could not be prepared is prepared again when it is needed.
-            let worked = node.work(&mut dice, 60);
+            let worked = node.work(&mut rng, 60);
             assert!(fault != Fault::Full || worked.is_err(), "seed {seed}: it cannot have gone on");
             assert!(matches!(worked, Ok(()) | Err(StorageError::Io { .. })), "seed {seed}: {worked:?}");
             // Nothing is known of what was not flushed; the process ends, and the power may fail as well.
             let (acknowledged, written) = (node.acknowledged, node.written);
             drop(node);
-            let disk = disk.after_power_cut(&mut dice);
+            let disk = disk.after_power_cut(&mut rng);
             let (_, found) = Node::start(disk).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             check(&found, acknowledged, written, seed);
         }
@@ -141,13 +141,13 @@ fn a_full_disk_and_a_failed_flush_acknowledge_nothing() {
 fn a_flipped_bit_is_never_taken_for_what_was_written() {
     let mut refused = 0;
     for seed in seeds() {
-        let mut dice = Dice::new(seed);
+        let mut rng = Rng::new(seed);
         let disk = FaultyDisk::default();
         let (mut node, _) = Node::start(disk.clone()).expect("the disk is new");
-        node.work(&mut dice, 40).expect("nothing fails");
+        node.work(&mut rng, 40).expect("nothing fails");
         let (acknowledged, written) = (node.acknowledged, node.written);
         drop(node);
-        let Some((disk, file, at)) = disk.with_flipped_bit(&mut dice) else { continue };
+        let Some((disk, file, at)) = disk.with_flipped_bit(&mut rng) else { continue };
         match Node::start(disk) {
             // What is not needed any more may be what it likes.
             Ok((_, found)) => check(&found, acknowledged, written, seed),
@@ -164,10 +164,10 @@ fn a_flipped_bit_is_never_taken_for_what_was_written() {
 #[test]
 fn a_log_that_lost_an_entry_which_the_watermark_knows_is_refused() {
     for seed in seeds() {
-        let mut dice = Dice::new(seed);
+        let mut rng = Rng::new(seed);
         let disk = FaultyDisk::default();
         let (mut node, _) = Node::start(disk.clone()).expect("the disk is new");
-        node.work(&mut dice, 20).expect("nothing fails");
+        node.work(&mut rng, 20).expect("nothing fails");
         // So the last part of the log has an entry, and not only votes.
         node.write(1).expect("nothing fails");
         let known = Watermark { index: node.acknowledged, tokens: 77 };

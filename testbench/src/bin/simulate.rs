@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use palisade_testbench::simulation::{Coverage, EXPECTED, Outcome, Plan, run, shrink};
 
-/// One in so many seeds runs twice: both times must give the same trace.
+/// One seed in this many runs twice: both times must give the same trace.
 const TWICE: u64 = 64;
 
 /// Prints a line. The reader may have left.

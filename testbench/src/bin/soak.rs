@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use palisade::blocking::{Palisade, connect_with};
 use palisade::{BootInstant, Options};
-use palisade_testbench::faulty_disk::Dice;
+use palisade_testbench::faulty_disk::Rng;
 use palisade_testbench::soak::judge::Judge;
 use palisade_testbench::soak::store::{Kind, Store};
 use palisade_testbench::soak::{HOT, OTHERS, PERMITS, hot, now};
@@ -103,7 +103,7 @@ struct Run {
     kind: Kind,
     folder: PathBuf,
     store: Store,
-    dice: Dice,
+    rng: Rng,
     pause_ms: u64,
     slots: Vec<Slot>,
     judge: Judge,
@@ -121,7 +121,7 @@ impl Run {
             kind,
             folder: folder.to_owned(),
             store,
-            dice: Dice::new(seed),
+            rng: Rng::new(seed),
             pause_ms,
             slots: Vec::new(),
             judge: Judge::default(),
@@ -143,7 +143,7 @@ impl Run {
         let reply = File::create(self.folder.join(format!("worker-{}.log", self.started)))?;
         let mut process = WorkerProcess::spawn(Command::new(program("worker")?).stderr(reply))?;
         self.judge.expect(record.clone());
-        let (url, folder, seed) = (self.store.url(), self.folder.display(), self.dice.roll(1 << 30));
+        let (url, folder, seed) = (self.store.url(), self.folder.display(), self.rng.below(1 << 30));
         process.send(&format!("soak {url} {folder} {} {seed} {}", record.display(), self.pause_ms));
         Ok(Slot { process, record, goes_on: None })
     }
@@ -162,12 +162,12 @@ impl Run {
             self.look_after_workers(at)?;
             if at >= next_fault {
                 self.fault(at)?;
-                next_fault = at + Duration::from_millis(self.dice.roll(1_000) as u64);
+                next_fault = at + Duration::from_millis(self.rng.below(1_000) as u64);
             }
             if at >= next_outage {
                 self.outage()?;
                 next_outage =
-                    Instant::now() + self.kind.shortest_uptime() + Duration::from_secs(self.dice.roll(30) as u64);
+                    Instant::now() + self.kind.shortest_uptime() + Duration::from_secs(self.rng.below(30) as u64);
             }
             if at >= next_read {
                 self.judge.read(self.kind.ends_dead_sessions())?;
@@ -201,8 +201,8 @@ impl Run {
     }
 
     fn fault(&mut self, at: Instant) -> Result<(), Box<dyn Error>> {
-        let number = self.dice.roll(WORKERS);
-        let (action, stop_ms) = (self.dice.roll(10), 100 + self.dice.roll(4_000) as u64);
+        let number = self.rng.below(WORKERS);
+        let (action, stop_ms) = (self.rng.below(10), 100 + self.rng.below(4_000) as u64);
         let slot = &mut self.slots[number];
         let name = slot.record.display().to_string();
         if slot.goes_on.is_some() {
@@ -264,7 +264,7 @@ impl Run {
         self.note("kill the server")?;
         if self.store.kill() {
             self.counts.server_killed += 1;
-            thread::sleep(Duration::from_millis(self.dice.roll(2_500) as u64));
+            thread::sleep(Duration::from_millis(self.rng.below(2_500) as u64));
             self.store.restart()?;
             self.note("the server is there again")?;
         }

@@ -19,22 +19,22 @@ const LOCKS: [&str; 3] = ["a", "b", "c"];
 const STEPS: usize = 40;
 
 /// Pseudo-random numbers from a seed.
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
+impl Rng {
+    fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % sides
+        (self.0 >> 33) % bound
     }
 
     fn wants(&mut self) -> Vec<Want> {
-        let first = self.roll(3) as usize;
-        let several = if self.roll(3) == 0 { 2 } else { 1 };
-        let want = |lock: &str, dice: &mut Dice| {
-            let mode = match dice.roll(6) {
+        let first = self.below(3) as usize;
+        let several = if self.below(3) == 0 { 2 } else { 1 };
+        let want = |lock: &str, rng: &mut Rng| {
+            let mode = match rng.below(6) {
                 0..=2 => Mode::Exclusive,
                 3 | 4 => Mode::Shared,
-                _ => Mode::Permits { count: 1 + dice.roll(2) as u32, of: 3 },
+                _ => Mode::Permits { count: 1 + rng.below(2) as u32, of: 3 },
             };
             Want { lock: name(lock), mode }
         };
@@ -87,13 +87,13 @@ impl<E: Engine> Run<E> {
         self.sessions.push(session);
     }
 
-    async fn acquire(&mut self, dice: &mut Dice) {
-        let session = self.sessions[dice.roll(self.sessions.len() as u64) as usize];
+    async fn acquire(&mut self, rng: &mut Rng) {
+        let session = self.sessions[rng.below(self.sessions.len() as u64) as usize];
         self.last += 1;
         let number = RequestNo::new(self.last).expect("a number");
-        let mut acquire = Acquire::many(Caller { session, number: Some(number) }, dice.wants());
-        acquire.patience = if dice.roll(3) == 0 { Patience::Try } else { Patience::Wait };
-        acquire.reentry = if dice.roll(4) == 0 { Reentry::Refuse } else { Reentry::Queue };
+        let mut acquire = Acquire::many(Caller { session, number: Some(number) }, rng.wants());
+        acquire.patience = if rng.below(3) == 0 { Patience::Try } else { Patience::Wait };
+        acquire.reentry = if rng.below(4) == 0 { Reentry::Refuse } else { Reentry::Queue };
         let expected = self.apply(Command::Acquire(acquire.clone()));
         let engine = self.engine.clone();
         let asked = acquire.clone();
@@ -121,11 +121,11 @@ impl<E: Engine> Run<E> {
         }
     }
 
-    async fn step(&mut self, dice: &mut Dice) {
-        match dice.roll(10) {
-            0..=4 => self.acquire(dice).await,
+    async fn step(&mut self, rng: &mut Rng) {
+        match rng.below(10) {
+            0..=4 => self.acquire(rng).await,
             5..=7 => {
-                let nth = dice.roll(self.held.len().max(1) as u64) as usize;
+                let nth = rng.below(self.held.len().max(1) as u64) as usize;
                 let Some((key, (lock, token))) = self.held.clone().into_iter().nth(nth) else { return };
                 let granted = self.acquires.remove(&key).expect("it was asked for").await.expect("no panic");
                 let Ok(Acquired::Granted { token: own }) = granted else { panic!("{granted:?} instead of a grant") };
@@ -135,7 +135,7 @@ impl<E: Engine> Run<E> {
             8 => {
                 let waits: Vec<_> =
                     self.acquires.keys().filter(|key| !self.held.contains_key(key)).copied().collect();
-                let Some((session, number)) = waits.get(dice.roll(waits.len().max(1) as u64) as usize).copied()
+                let Some((session, number)) = waits.get(rng.below(waits.len().max(1) as u64) as usize).copied()
                 else {
                     return;
                 };
@@ -145,7 +145,7 @@ impl<E: Engine> Run<E> {
                 assert_eq!(self.engine.cancel(session, number).await.expect("an answer"), Cancelled::Gone);
             }
             _ => {
-                let session = self.sessions.swap_remove(dice.roll(self.sessions.len() as u64) as usize);
+                let session = self.sessions.swap_remove(rng.below(self.sessions.len() as u64) as usize);
                 self.apply(Command::CloseSession { session }).expect("it is open");
                 self.acquires.retain(|key, _| key.0 != session);
                 self.engine.close_session(session).await.expect("closed");
@@ -192,9 +192,9 @@ async fn run<S: Store>(stores: &Stores<S>, seed: u64) {
     for _ in 0..3 {
         run.open().await;
     }
-    let mut dice = Dice(seed);
+    let mut rng = Rng(seed);
     for step in 0..STEPS {
-        run.step(&mut dice).await;
+        run.step(&mut rng).await;
         // A set that waited is marked by its client, a moment later.
         let what = format!("seed {seed}, step {step}: the store agrees with {:?}", run.expected());
         until(&what, async || run.found().await == run.expected()).await;

@@ -15,7 +15,7 @@ use palisade_fence::{ErrorKind as FenceErrorKind, Sealed, Settled};
 
 use super::judge::{Record, WatchPosition};
 use super::resource::Counter;
-use crate::faulty_disk::Dice;
+use crate::faulty_disk::Rng;
 
 /// The locks that protect counters, each with its counter.
 pub(super) const COUNTED: [&str; 3] = ["counted/0", "counted/1", "counted/2"];
@@ -28,16 +28,16 @@ pub(super) struct Shared {
     pub(super) url: String,
     pub(super) ttl: Duration,
     pub(super) record: Rc<RefCell<Record>>,
-    pub(super) dice: RefCell<Dice>,
+    pub(super) rng: RefCell<Rng>,
     pub(super) counters: Vec<Counter>,
     /// The grants that the client has, by token.
     pub(super) held: RefCell<BTreeMap<Token, Held>>,
     /// The faults are over: the client does only what must succeed.
-    pub(super) is_calm: Rc<Cell<bool>>,
+    pub(super) are_faults_over: Rc<Cell<bool>>,
     /// The client ends.
     pub(super) is_ending: Rc<Cell<bool>>,
     /// Cycles that were completed since the faults are over.
-    pub(super) calm_cycles: Cell<u32>,
+    pub(super) cycles_after_faults: Cell<u32>,
     /// Increments that were acknowledged, and those whose outcome is unknown.
     pub(super) acknowledged: Rc<RefCell<[u64; COUNTED.len()]>>,
     pub(super) unknown: Rc<RefCell<[u64; COUNTED.len()]>>,
@@ -75,12 +75,12 @@ enum Wait {
 }
 
 impl Shared {
-    fn roll(&self, sides: usize) -> usize {
-        self.dice.borrow_mut().roll(sides)
+    fn below(&self, bound: usize) -> usize {
+        self.rng.borrow_mut().below(bound)
     }
 
     fn random_time(&self, longest: Duration) -> Duration {
-        longest * self.roll(1_000) as u32 / 1_000
+        longest * self.below(1_000) as u32 / 1_000
     }
 
     fn note(&self, what: std::fmt::Arguments<'_>) {
@@ -111,9 +111,9 @@ pub(super) async fn run(shared: Rc<Shared>) {
             continue;
         };
         shared.note(format_args!("is connected"));
-        let workers = (0..1 + shared.roll(2)).map(|_| work(shared.clone(), palisade.clone()));
+        let workers = (0..1 + shared.below(2)).map(|_| work(shared.clone(), palisade.clone()));
         let workers: Vec<_> = workers.map(tokio::task::spawn_local).collect();
-        if shared.roll(3) == 0 {
+        if shared.below(3) == 0 {
             tokio::task::spawn_local(watch(shared.clone(), palisade.clone()));
         }
         for worker in workers {
@@ -128,20 +128,21 @@ pub(super) async fn run(shared: Rc<Shared>) {
 /// One task of a client: one operation after the other.
 async fn work(shared: Rc<Shared>, palisade: Palisade) {
     loop {
-        let think = if shared.is_calm.get() { shared.think.min(Duration::from_secs(1)) } else { shared.think };
+        let think =
+            if shared.are_faults_over.get() { shared.think.min(Duration::from_secs(1)) } else { shared.think };
         sleep(shared.random_time(think)).await;
         if shared.is_ending.get() {
             return;
         }
-        if shared.is_calm.get() {
-            let counter = shared.roll(COUNTED.len());
+        if shared.are_faults_over.get() {
+            let counter = shared.below(COUNTED.len());
             if increment(&shared, &palisade, counter, Wait::Forever).await {
-                shared.calm_cycles.set(shared.calm_cycles.get() + 1);
+                shared.cycles_after_faults.set(shared.cycles_after_faults.get() + 1);
             }
             continue;
         }
-        let counter = shared.roll(COUNTED.len());
-        match shared.roll(24) {
+        let counter = shared.below(COUNTED.len());
+        match shared.below(24) {
             0..8 => {
                 let wait = wait(&shared);
                 increment(&shared, &palisade, counter, wait).await;
@@ -149,7 +150,7 @@ async fn work(shared: Rc<Shared>, palisade: Palisade) {
             8 => hold(&shared, palisade.rw_lock("shared").read(), &["shared"], false).await,
             9 => hold(&shared, palisade.rw_lock("shared").write(), &["shared"], true).await,
             10 | 11 => {
-                let count = 1 + shared.roll(2) as u32;
+                let count = 1 + shared.below(2) as u32;
                 let request = palisade.semaphore("permits", PERMITS).many(count);
                 hold(&shared, request, &["permits"], false).await;
             }
@@ -165,16 +166,16 @@ async fn work(shared: Rc<Shared>, palisade: Palisade) {
             14 | 15 => hold(&shared, palisade.lock("plain"), &["plain"], true).await,
             16 => campaign(&shared, &palisade).await,
             17 | 18 => inspect(&shared, &palisade).await,
-            19 if shared.roll(4) == 0 => force(&shared, &palisade, counter).await,
-            20 if shared.roll(4) == 0 => resize(&shared, &palisade).await,
-            21 if shared.roll(10) == 0 => return,
+            19 if shared.below(4) == 0 => force(&shared, &palisade, counter).await,
+            20 if shared.below(4) == 0 => resize(&shared, &palisade).await,
+            21 if shared.below(10) == 0 => return,
             _ => {}
         }
     }
 }
 
 fn wait(shared: &Shared) -> Wait {
-    match shared.roll(8) {
+    match shared.below(8) {
         0 | 1 => Wait::Try,
         2 | 3 => Wait::Within(shared.random_time(Duration::from_secs(2))),
         4 => Wait::Dropped(shared.random_time(Duration::from_secs(1))),
@@ -274,7 +275,7 @@ async fn release<G: Deref<Target = Guard> + 'static>(shared: &Rc<Shared>, token:
     if let Some(held) = shared.held.borrow_mut().get_mut(&token) {
         held.is_released = true;
     }
-    if shared.roll(3) > 0 {
+    if shared.below(3) > 0 {
         match guard.release().await {
             Ok(()) => {
                 shared.note(format_args!("has released {token}"));
@@ -296,7 +297,7 @@ async fn hold<G: Deref<Target = Guard> + From<Guard> + 'static>(
     let wait = wait(shared);
     let Some(guard) = acquire(shared, request, names, wait, is_exclusive).await else { return };
     let token = guard.token().ok();
-    let longest = if shared.roll(6) == 0 { 3 * shared.ttl } else { Duration::from_millis(800) };
+    let longest = if shared.below(6) == 0 { 3 * shared.ttl } else { Duration::from_millis(800) };
     let time = shared.random_time(longest);
     match select(pin!(sleep(time)), pin!(until_lost(shared, &guard))).await {
         Either::Left(_) => {}
@@ -342,13 +343,13 @@ async fn write(shared: &Rc<Shared>, guard: &LockGuard, token: Token, counter: us
             return false;
         }
     };
-    for _ in 0..1 + shared.roll(3) {
+    for _ in 0..1 + shared.below(3) {
         let Ok(value) = sealed.read(()).await else { return false };
         // It works on the value for a while, and may lose the lock meanwhile.
-        let is_long = shared.roll(8) == 0 && !shared.is_calm.get();
+        let is_long = shared.below(8) == 0 && !shared.are_faults_over.get();
         let longest = if is_long { 2 * shared.ttl } else { Duration::from_millis(300) };
         sleep(shared.random_time(longest)).await;
-        if shared.roll(2) == 0 && matches!(guard.standing(), Standing::Lost(_)) {
+        if shared.below(2) == 0 && matches!(guard.standing(), Standing::Lost(_)) {
             return false;
         }
         shared.unknown.borrow_mut()[counter] += 1;
@@ -397,13 +398,13 @@ async fn campaign(shared: &Rc<Shared>, palisade: &Palisade) {
 
 async fn inspect(shared: &Rc<Shared>, palisade: &Palisade) {
     let since = shared.last_index();
-    if shared.roll(3) == 0 {
+    if shared.below(3) == 0 {
         let Ok(locks) = palisade.list("counted/").await else { return };
         for lock in locks {
             shared.check(|record| record.history.check_seen(&lock.name, Some(&lock), since));
         }
     } else {
-        let name = LockName::new(COUNTED[shared.roll(COUNTED.len())]).expect("a name");
+        let name = LockName::new(COUNTED[shared.below(COUNTED.len())]).expect("a name");
         if let Ok(lock) = palisade.inspect(name.as_str()).await {
             shared.check(|record| record.history.check_seen(&name, lock.as_ref(), since));
         }
@@ -426,7 +427,7 @@ async fn force(shared: &Rc<Shared>, palisade: &Palisade, counter: usize) {
 
 /// Follows the events of locks.
 async fn watch(shared: Rc<Shared>, palisade: Palisade) {
-    let prefix = ["", "counted/", "counted/1"][shared.roll(3)];
+    let prefix = ["", "counted/", "counted/1"][shared.below(3)];
     let mut position = WatchPosition::new(&shared.record.borrow().history);
     let Ok(mut watch) = palisade.watch(prefix).await else { return };
     drop(palisade);

@@ -45,7 +45,7 @@ impl World {
                             true => "path: holder lost its lock while paused",
                             false => "path: holder told of its loss before the engine ended the session",
                         });
-                    } else if self.is_tame(at) {
+                    } else if self.is_within_drift(at) {
                         self.fail(format!("N: {} was ended, and its holder, client {at}, was not told", ended.token));
                     }
                 }
@@ -93,7 +93,7 @@ impl World {
             (grant.locks.clone(), held.filter(is_forced).collect::<BTreeSet<_>>())
         };
         for (at, client) in self.clients.iter().enumerate() {
-            let Some(process) = client.process.as_ref().filter(|_| self.is_tame(at)) else { continue };
+            let Some(process) = client.process.as_ref().filter(|_| self.is_within_drift(at)) else { continue };
             process.set_time(self.client_time(at));
             for (other, held) in client.shared.held.borrow().iter() {
                 let guard = held.guard.guard();
@@ -116,11 +116,12 @@ impl World {
         let limit = self.now + bound;
         let is_done = |world: &World| {
             let mut clients = world.clients.iter();
-            clients.all(|client| client.shared.calm_cycles.get() >= 2) && world.is_settled()
+            clients.all(|client| client.shared.cycles_after_faults.get() >= 2) && world.is_settled()
         };
         while !is_done(self) && !self.has_failed() {
             if self.now >= limit {
-                let cycles: Vec<_> = self.clients.iter().map(|client| client.shared.calm_cycles.get()).collect();
+                let cycles: Vec<_> =
+                    self.clients.iter().map(|client| client.shared.cycles_after_faults.get()).collect();
                 let what = format!("L: no progress within {bound:?} without faults: {cycles:?}, {}", self.state());
                 return self.fail(what);
             }

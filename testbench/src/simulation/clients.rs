@@ -13,8 +13,8 @@ use super::clock::Clock;
 use super::host::Arrival;
 use super::resource::Counter;
 use super::stream::{Dials, Pipe};
-use super::world::{Client, Connection, Happening, TAME, World};
-use crate::faulty_disk::Dice;
+use super::world::{Client, Connection, MAX_DRIFT_PPM, World, WorldEvent};
+use crate::faulty_disk::Rng;
 
 /// The port of a client's URL that stands for the first machine.
 const FIRST_PORT: u16 = 7001;
@@ -22,20 +22,20 @@ const FIRST_PORT: u16 = 7001;
 const RETRANSMIT: Duration = Duration::from_millis(200);
 
 impl World {
-    pub(super) fn client_shared(&self, number: usize, life: u64) -> Rc<Shared> {
+    pub(super) fn client_shared(&self, number: usize, incarnation: u64) -> Rc<Shared> {
         let ports = (0..self.hosts.len()).map(|host| format!("node:{}", FIRST_PORT + host as u16));
-        let seed = self.plan.seed ^ (number as u64 + 1) << 32 ^ life << 48;
+        let seed = self.plan.seed ^ (number as u64 + 1) << 32 ^ incarnation << 48;
         Rc::new(Shared {
             number,
             url: format!("palisade://{}", ports.collect::<Vec<_>>().join(",")),
             ttl: self.plan.ttl,
             record: self.record.clone(),
-            dice: RefCell::new(Dice::new(seed)),
+            rng: RefCell::new(Rng::new(seed)),
             counters: (0..COUNTED.len()).map(Counter::new).collect(),
             held: RefCell::default(),
-            is_calm: self.is_calm.clone(),
+            are_faults_over: self.are_faults_over.clone(),
             is_ending: self.is_ending.clone(),
-            calm_cycles: Cell::new(0),
+            cycles_after_faults: Cell::new(0),
             acknowledged: self.acknowledged.clone(),
             unknown: self.unknown.clone(),
             is_closed: Cell::new(false),
@@ -47,21 +47,23 @@ impl World {
         if self.clients[client].process.is_some() || self.is_ending.get() {
             return;
         }
-        let life = self.clients[client].life + 1;
-        let shared = self.client_shared(client, life);
+        let incarnation = self.clients[client].incarnation + 1;
+        let shared = self.client_shared(client, incarnation);
         let dials = Dials::default();
-        let process =
-            Process::new(dials.clone(), self.plan.seed.wrapping_mul(31).wrapping_add(life * 1_000 + client as u64));
+        let process = Process::new(
+            dials.clone(),
+            self.plan.seed.wrapping_mul(31).wrapping_add(incarnation * 1_000 + client as u64),
+        );
         process.spawn(application::run(shared.clone()));
-        let rate = self.dice.roll(2 * TAME as usize) as i64 - TAME;
+        let rate = self.rng.below(2 * MAX_DRIFT_PPM as usize) as i64 - MAX_DRIFT_PPM;
         self.note(format_args!("client {client} starts"));
         self.clients[client] = Client {
             process: Some(process),
-            life,
+            incarnation,
             shared,
             dials,
             clock: Clock::start(self.now, rate),
-            misled_until: Duration::ZERO,
+            drifted_until: Duration::ZERO,
             suspended: Duration::ZERO,
             is_paused: false,
             wake_at: None,
@@ -79,7 +81,7 @@ impl World {
         self.clients[client].wake_at = None;
         for connection in std::mem::take(&mut self.clients[client].connections) {
             let delay = self.latency();
-            self.plan_in(delay, Happening::Close(connection));
+            self.schedule_in(delay, WorldEvent::Close(connection));
         }
     }
 
@@ -91,9 +93,9 @@ impl World {
         Time { monotonic, boot: monotonic + suspended }
     }
 
-    pub(super) fn is_tame(&self, client: usize) -> bool {
-        let is_misled = self.now < self.nodes_misled_until.max(self.clients[client].misled_until);
-        !is_misled && !self.hosts.iter().any(|machine| machine.is_far_off)
+    pub(super) fn is_within_drift(&self, client: usize) -> bool {
+        let has_drifted = self.now < self.nodes_drifted_until.max(self.clients[client].drifted_until);
+        !has_drifted && !self.hosts.iter().any(|machine| machine.is_far_off)
     }
 
     /// Sets the rate of a client's clock.
@@ -101,10 +103,10 @@ impl World {
         let (now, ttl) = (self.now, self.plan.ttl);
         let it = &mut self.clients[client];
         it.clock.set_rate(now, Some(rate));
-        if rate.abs() > TAME {
-            it.misled_until = Duration::MAX;
-        } else if it.misled_until == Duration::MAX {
-            it.misled_until = now + 2 * ttl;
+        if rate.abs() > MAX_DRIFT_PPM {
+            it.drifted_until = Duration::MAX;
+        } else if it.drifted_until == Duration::MAX {
+            it.drifted_until = now + 2 * ttl;
         }
     }
 
@@ -115,7 +117,7 @@ impl World {
         let Some(process) = it.process.as_mut().filter(|_| !it.is_paused) else { return };
         process.set_time(time);
         process.run();
-        let life = it.life;
+        let incarnation = it.incarnation;
         let dialled = it.dials.take();
         let calls: Vec<_> = it.shared.counters.iter().flat_map(Counter::take_requests).collect();
         let mut sent = Vec::new();
@@ -132,15 +134,15 @@ impl World {
         if let Some(at) = replan {
             let at = at.max(self.now + Duration::from_nanos(1));
             self.clients[client].wake_at = Some(at);
-            self.plan_at(at, Happening::Wake { client, at });
+            self.schedule_at(at, WorldEvent::Wake { client, at });
         }
         for dial in dialled {
             let host = usize::from(dial.port - FIRST_PORT);
             let delay = self.latency();
-            self.plan_in(delay, Happening::Connect { client, life, host, outcome: dial.outcome });
+            self.schedule_in(delay, WorldEvent::Connect { client, incarnation, host, outcome: dial.outcome });
         }
         for call in calls {
-            self.call(client, life, call);
+            self.call(client, incarnation, call);
         }
         for (connection, bytes, is_closed) in sent {
             if !bytes.is_empty() {
@@ -149,7 +151,7 @@ impl World {
             if is_closed {
                 self.clients[client].connections.remove(&connection);
                 let delay = self.latency() + RETRANSMIT / 100;
-                self.plan_in(delay, Happening::Close(connection));
+                self.schedule_in(delay, WorldEvent::Close(connection));
             }
         }
     }
@@ -157,18 +159,18 @@ impl World {
     pub(super) fn accept(
         &mut self,
         client: usize,
-        life: u64,
+        incarnation: u64,
         via: usize,
         outcome: oneshot::Sender<std::io::Result<Stream>>,
     ) {
-        if self.clients[client].life != life || self.client_cut.contains(&(client, via)) {
+        if self.clients[client].incarnation != incarnation || self.client_cut.contains(&(client, via)) {
             // The attempt is never answered.
             return self.keep_pending(outcome);
         }
         let delay = self.latency();
         let machine = &self.hosts[via];
         let Some(running) = &machine.running else {
-            return self.plan_in(delay, Happening::Unreachable { client, life, outcome });
+            return self.schedule_in(delay, WorldEvent::Unreachable { client, incarnation, outcome });
         };
         if machine.is_paused {
             // The system accepts, and nothing answers.
@@ -197,7 +199,7 @@ impl World {
         }
         let open = Connection {
             client,
-            life,
+            incarnation,
             host,
             via,
             start,
@@ -210,8 +212,8 @@ impl World {
         };
         self.connections.insert(connection, open);
         self.clients[client].connections.insert(connection);
-        self.settle(host);
-        self.plan_in(delay, Happening::Connected { client, life, connection, outcome });
+        self.drain_output(host);
+        self.schedule_in(delay, WorldEvent::Connected { client, incarnation, connection, outcome });
     }
 
     /// Keeps an attempt to connect without an answer: the client gives up by its own clock.
@@ -222,8 +224,8 @@ impl World {
 
     pub(super) fn send_bytes(&mut self, connection: u64, bytes: Vec<u8>, is_to_host: bool) {
         // Bytes may arrive in two parts.
-        if bytes.len() > 1 && self.dice.roll(12) == 0 {
-            let (first, second) = bytes.split_at(1 + self.dice.roll(bytes.len() - 1));
+        if bytes.len() > 1 && self.rng.below(12) == 0 {
+            let (first, second) = bytes.split_at(1 + self.rng.below(bytes.len() - 1));
             let (first, second) = (first.to_vec(), second.to_vec());
             self.send_part(connection, first, is_to_host);
             return self.send_part(connection, second, is_to_host);
@@ -241,8 +243,8 @@ impl World {
         parts.push_back(bytes);
         let at = (self.now + delay).max(*last);
         *last = at;
-        let what = if is_to_host { Happening::ToHost(connection) } else { Happening::ToClient(connection) };
-        self.plan_at(at, what);
+        let what = if is_to_host { WorldEvent::ToHost(connection) } else { WorldEvent::ToClient(connection) };
+        self.schedule_at(at, what);
     }
 
     /// Whether bytes of a connection get through now.
@@ -262,7 +264,7 @@ impl World {
             return self.reset(connection);
         }
         if !self.connections.get(&connection).is_some_and(|open| self.gets_through(open)) {
-            return self.plan_in(RETRANSMIT, Happening::ToHost(connection));
+            return self.schedule_in(RETRANSMIT, WorldEvent::ToHost(connection));
         }
         let Some(bytes) = self.connections.get_mut(&connection).and_then(|open| open.to_host.pop_front()) else {
             return;
@@ -273,13 +275,13 @@ impl World {
     pub(super) fn deliver_to_client(&mut self, connection: u64) {
         let Some(open) = self.connections.get(&connection) else { return };
         if !self.gets_through(open) {
-            return self.plan_in(RETRANSMIT, Happening::ToClient(connection));
+            return self.schedule_in(RETRANSMIT, WorldEvent::ToClient(connection));
         }
-        let (client, life) = (open.client, open.life);
+        let (client, incarnation) = (open.client, open.incarnation);
         let Some(open) = self.connections.get_mut(&connection) else { return };
         let Some(bytes) = open.to_client.pop_front() else { return };
         open.pipe.borrow_mut().deliver(&bytes);
-        if self.clients[client].life == life {
+        if self.clients[client].incarnation == incarnation {
             self.run_client(client);
         }
     }
@@ -289,25 +291,25 @@ impl World {
         let Some(open) = self.connections.get_mut(&connection) else { return };
         open.is_over = true;
         open.pipe.borrow_mut().reset();
-        let (client, life) = (open.client, open.life);
-        if self.clients[client].life == life {
+        let (client, incarnation) = (open.client, open.incarnation);
+        if self.clients[client].incarnation == incarnation {
             self.run_client(client);
         }
     }
 
-    /// Breaks a connection on both sides.
+    /// Breaks a connection on both bound.
     pub(super) fn break_connection(&mut self, connection: u64) {
         let Some(open) = self.connections.get(&connection) else { return };
         let host = open.host;
         let delay = self.latency();
-        self.plan_in(delay, Happening::Reset(connection));
+        self.schedule_in(delay, WorldEvent::Reset(connection));
         self.arrive(host, Arrival::Closed(connection));
     }
 
     pub(super) fn close_at_host(&mut self, connection: u64) {
         let Some(open) = self.connections.get(&connection) else { return };
         if !self.gets_through(open) {
-            return self.plan_in(RETRANSMIT, Happening::Close(connection));
+            return self.schedule_in(RETRANSMIT, WorldEvent::Close(connection));
         }
         let (host, is_current) = (open.host, self.hosts[open.host].starts == open.start);
         self.connections.remove(&connection);
@@ -331,7 +333,7 @@ impl World {
         for connection in broken {
             if is_told {
                 let delay = self.latency();
-                self.plan_in(delay, Happening::Reset(connection));
+                self.schedule_in(delay, WorldEvent::Reset(connection));
             }
         }
     }

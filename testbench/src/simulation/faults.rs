@@ -5,7 +5,7 @@ use std::time::Duration;
 use palisade_server::storage::{Membership, Watermark, write_watermark};
 
 use super::host::{Host, member};
-use super::world::{Happening, TAME, World};
+use super::world::{MAX_DRIFT_PPM, World, WorldEvent};
 use crate::faulty_disk::{Fault, FaultyDisk};
 
 /// How long a damage of a disk waits for a moment at which the cluster can do without that disk.
@@ -23,9 +23,9 @@ pub(super) enum Damage {
 }
 
 impl World {
-    pub(super) fn plan_fault(&mut self) {
+    pub(super) fn schedule_fault(&mut self) {
         let delay = self.plan.fault_every / 10 + self.random_time(2 * self.plan.fault_every);
-        self.plan_in(delay, Happening::Fault);
+        self.schedule_in(delay, WorldEvent::Fault);
     }
 
     /// Something goes wrong, or an operator does something.
@@ -35,9 +35,9 @@ impl World {
         }
         self.faults += 1;
         self.use_redis_commands();
-        let host = self.dice.roll(self.hosts.len());
-        let client = self.dice.roll(self.clients.len());
-        match self.dice.roll(41) {
+        let host = self.rng.below(self.hosts.len());
+        let client = self.rng.below(self.clients.len());
+        match self.rng.below(41) {
             0 | 1 => self.kill_host(host, "fault: node killed"),
             2 => {
                 if let Some(leader) = self.leader() {
@@ -45,7 +45,7 @@ impl World {
                 }
             }
             3 | 4 => self.cut_power(host, "fault: power cut"),
-            5 => self.plan_power_cut(host),
+            5 => self.schedule_power_cut(host),
             6 => {
                 for host in 0..self.hosts.len() {
                     self.cut_power(host, "fault: power cut of all nodes");
@@ -83,13 +83,13 @@ impl World {
             22 => {
                 if self.hosts[host].running.is_some() {
                     self.count("fault: flush failed");
-                    let operations = self.dice.roll(6);
+                    let operations = self.rng.below(6);
                     self.hosts[host].disk.fail_after(operations, Fault::FailedFlush);
                 }
             }
-            23 => self.plan_damage(host, Damage::BitFlipped),
-            24 => self.plan_damage(host, Damage::OlderCopy),
-            25 => self.plan_damage(host, Damage::Lost),
+            23 => self.schedule_damage(host, Damage::BitFlipped),
+            24 => self.schedule_damage(host, Damage::OlderCopy),
+            25 => self.schedule_damage(host, Damage::Lost),
             26 => self.back_up(host),
             27 => self.change_rate_of_host(host),
             28 | 29 => self.change_rate_of_client(client),
@@ -98,7 +98,7 @@ impl World {
                     self.count("fault: client killed");
                     self.kill_client(client);
                     let after = self.random_time(Duration::from_secs(5));
-                    self.plan_in(after, Happening::StartClient { client });
+                    self.schedule_in(after, WorldEvent::StartClient { client });
                 }
             }
             31 | 32 => self.pause_client(client, false),
@@ -107,17 +107,17 @@ impl World {
             35 => self.add_two(host),
             36 => self.remove_member(host),
             37 => self.transfer(host),
-            38 => self.plan_damage(host, Damage::OtherMachine),
+            38 => self.schedule_damage(host, Damage::OtherMachine),
             _ => self.administer(),
         }
     }
 
     // Machines that stop.
 
-    fn plan_restart(&mut self, host: usize) {
-        let longest = if self.dice.roll(4) == 0 { 4 * self.plan.ttl } else { Duration::from_secs(1) };
+    fn schedule_restart(&mut self, host: usize) {
+        let longest = if self.rng.below(4) == 0 { 4 * self.plan.ttl } else { Duration::from_secs(1) };
         let after = Duration::from_millis(20) + self.random_time(longest);
-        self.plan_in(after, Happening::Restart { host });
+        self.schedule_in(after, WorldEvent::Restart { host });
     }
 
     fn kill_host(&mut self, host: usize, what: &'static str) {
@@ -127,14 +127,14 @@ impl World {
         self.count(what);
         self.note(format_args!("node {} is killed", self.hosts[host].id));
         self.stop_host(host);
-        self.plan_restart(host);
+        self.schedule_restart(host);
     }
 
     /// A term begins at a node: sometimes its power fails after its vote, and it is back before the election is over.
     pub(super) fn term_began(&mut self, host: usize) {
-        if !self.is_calm.get() && self.faults < self.plan.faults && self.dice.roll(6) == 0 {
+        if !self.are_faults_over.get() && self.faults < self.plan.faults && self.rng.below(6) == 0 {
             let (start, after) = (self.hosts[host].starts, self.random_time(Duration::from_millis(10)));
-            self.plan_in(after, Happening::PowerCut { host, start });
+            self.schedule_in(after, WorldEvent::PowerCut { host, start });
         }
     }
 
@@ -145,7 +145,7 @@ impl World {
             self.count("fault: power cut in a new term");
             self.lose_power(host);
             let after = Duration::from_millis(1) + self.random_time(Duration::from_millis(20));
-            self.plan_in(after, Happening::Restart { host });
+            self.schedule_in(after, WorldEvent::Restart { host });
         }
     }
 
@@ -155,9 +155,9 @@ impl World {
         }
         self.count(what);
         let is_writing = self.hosts[host].running.as_ref().is_some_and(|running| !running.writes.is_empty());
-        if is_writing && self.dice.roll(2) == 0 {
+        if is_writing && self.rng.below(2) == 0 {
             // In the middle of a write.
-            let operations = self.dice.roll(3);
+            let operations = self.rng.below(3);
             let machine = &mut self.hosts[host];
             machine.disk.fail_after(operations, Fault::PowerCut);
             if let Some(running) = &mut machine.running
@@ -172,16 +172,16 @@ impl World {
     /// The power fails now.
     fn lose_power(&mut self, host: usize) {
         self.note(format_args!("power cut at node {}", self.hosts[host].id));
-        self.hosts[host].disk = self.hosts[host].disk.after_power_cut(&mut self.dice);
+        self.hosts[host].disk = self.hosts[host].disk.after_power_cut(&mut self.rng);
         self.stop_host(host);
-        self.plan_restart(host);
+        self.schedule_restart(host);
     }
 
     /// The power fails after the next few operations of the disk.
-    fn plan_power_cut(&mut self, host: usize) {
+    fn schedule_power_cut(&mut self, host: usize) {
         if self.hosts[host].running.is_some() {
             self.count("fault: power cut within a disk operation");
-            let operations = self.dice.roll(12);
+            let operations = self.rng.below(12);
             self.hosts[host].disk.fail_after(operations, Fault::PowerCut);
         }
     }
@@ -191,7 +191,7 @@ impl World {
         self.note(format_args!("the disk of node {} fails", self.hosts[host].id));
         if self.hosts[host].disk.is_full() {
             self.stop_host(host);
-            self.plan_restart(host);
+            self.schedule_restart(host);
         } else {
             // After a failed flush it is unknown what is on the disk.
             self.lose_power(host);
@@ -204,7 +204,7 @@ impl World {
             self.note(format_args!("the disk of node {} is full", self.hosts[host].id));
             self.hosts[host].disk.fail_after(0, Fault::Full);
             let until = self.random_time(Duration::from_secs(6));
-            self.plan_in(until, Happening::MendDisk { host });
+            self.schedule_in(until, WorldEvent::RepairDisk { host });
         }
     }
 
@@ -214,7 +214,7 @@ impl World {
             self.note(format_args!("node {} is paused", self.hosts[host].id));
             self.hosts[host].is_paused = true;
             let (until, start) = (self.random_time(longest), self.hosts[host].starts);
-            self.plan_in(until, Happening::ResumeHost { host, start });
+            self.schedule_in(until, WorldEvent::ResumeHost { host, start });
         }
     }
 
@@ -246,13 +246,13 @@ impl World {
         for arrival in inbox {
             self.arrive(host, arrival);
         }
-        self.settle(host);
+        self.drain_output(host);
     }
 
     // Networks.
 
     fn cut_links(&mut self, cut: Vec<(u64, u64)>) {
-        let longest = if self.dice.roll(3) == 0 { 4 * self.plan.ttl } else { Duration::from_secs(2) };
+        let longest = if self.rng.below(3) == 0 { 4 * self.plan.ttl } else { Duration::from_secs(2) };
         let until = self.random_time(longest);
         self.cut_links_until(cut, until);
     }
@@ -260,7 +260,7 @@ impl World {
     fn cut_links_until(&mut self, cut: Vec<(u64, u64)>, until: Duration) {
         self.note(format_args!("cut: {cut:?}"));
         self.cut.extend(&cut);
-        self.plan_in(until, Happening::Mend { cut });
+        self.schedule_in(until, WorldEvent::HealLinks { cut });
     }
 
     fn both_ways(&self, host: usize) -> Vec<(u64, u64)> {
@@ -272,7 +272,7 @@ impl World {
         if self.hosts.len() > 1 {
             self.count("fault: node cut off");
             let cut = self.both_ways(host);
-            match self.dice.roll(2) {
+            match self.rng.below(2) {
                 0 => self.cut_links(cut),
                 _ => self.cut_off_with_clients(host, cut),
             }
@@ -281,7 +281,8 @@ impl World {
 
     /// The leader has given others a vote: sometimes they and the leader are cut off before the rest learns it.
     pub(super) fn voters_added(&mut self, leader: usize, mut side: Vec<u64>) {
-        if side.is_empty() || self.is_calm.get() || self.faults >= self.plan.faults || self.dice.roll(2) == 0 {
+        if side.is_empty() || self.are_faults_over.get() || self.faults >= self.plan.faults || self.rng.below(2) == 0
+        {
             return;
         }
         self.faults += 1;
@@ -298,7 +299,7 @@ impl World {
         let until = Duration::from_secs(2) + self.plan.ttl + self.random_time(2 * self.plan.ttl);
         self.cut_links_until(cut, until);
         for client in 0..self.clients.len() {
-            if self.dice.roll(3) > 0 {
+            if self.rng.below(3) > 0 {
                 self.count("fault: client cut off with a node");
                 self.cut_client_from((0..self.hosts.len()).filter(|other| *other != host), client, until);
             }
@@ -306,7 +307,7 @@ impl World {
     }
 
     fn cut_one_way(&mut self, host: usize) {
-        let other = self.dice.roll(self.hosts.len());
+        let other = self.rng.below(self.hosts.len());
         if other != host {
             self.count("fault: link cut in one direction");
             let cut = vec![(self.hosts[host].id, self.hosts[other].id)];
@@ -335,14 +336,14 @@ impl World {
             self.cut.extend(&cut);
             for times in 1..=4 {
                 let at = Duration::from_millis(times * 150) + self.random_time(Duration::from_millis(100));
-                self.plan_in(at, Happening::Mend { cut: cut.clone() });
+                self.schedule_in(at, WorldEvent::HealLinks { cut: cut.clone() });
             }
         }
     }
 
     fn cut_client(&mut self, client: usize, host: usize) {
         self.count("fault: client cut off from a node");
-        let hosts = if self.dice.roll(2) == 0 { 0..self.hosts.len() } else { host..host + 1 };
+        let hosts = if self.rng.below(2) == 0 { 0..self.hosts.len() } else { host..host + 1 };
         let until = self.random_time(3 * self.plan.ttl);
         self.cut_client_from(hosts, client, until);
     }
@@ -351,14 +352,14 @@ impl World {
         for host in hosts {
             self.note(format_args!("client {client} does not reach node {}", self.hosts[host].id));
             self.client_cut.insert((client, host));
-            self.plan_in(until, Happening::MendClient { client, host });
+            self.schedule_in(until, WorldEvent::HealClient { client, host });
         }
     }
 
     fn break_connections(&mut self) {
         let all: Vec<_> = self.connections.keys().copied().collect();
         for connection in all {
-            if self.dice.roll(3) == 0 {
+            if self.rng.below(3) == 0 {
                 self.count("fault: connection reset");
                 self.break_connection(connection);
             }
@@ -368,21 +369,21 @@ impl World {
     // Clocks.
 
     fn rate(&mut self, most: i64) -> i64 {
-        self.dice.roll(2 * most as usize) as i64 - most
+        self.rng.below(2 * most as usize) as i64 - most
     }
 
     fn change_rate_of_host(&mut self, host: usize) {
         if self.hosts[host].is_up() && self.hosts[host].clock.rate().is_some() {
             self.count("fault: clock of a node at another rate");
-            // Once a clock is far off, nobody can promise that a holder is told in time. The fence still holds.
-            let most = if self.dice.roll(6) == 0 { 50_000 } else { TAME };
+            // While a clock is far off, a holder may learn too late that it lost its lock. The fence still holds.
+            let most = if self.rng.below(6) == 0 { 50_000 } else { MAX_DRIFT_PPM };
             let rate = self.rate(most);
             self.note(format_args!("the clock of node {} gains {rate} ppm", self.hosts[host].id));
             self.set_rate_of_host(host, rate);
             if let Some(running) = &mut self.hosts[host].running {
                 running.tick_at = None;
             }
-            self.settle(host);
+            self.drain_output(host);
         }
     }
 
@@ -394,21 +395,21 @@ impl World {
 
     /// Notes whether the clock of a node is far off now.
     pub(super) fn note_rate_of_host(&mut self, host: usize, rate: i64) {
-        let was_far_off = std::mem::replace(&mut self.hosts[host].is_far_off, rate.abs() > TAME);
+        let was_far_off = std::mem::replace(&mut self.hosts[host].is_far_off, rate.abs() > MAX_DRIFT_PPM);
         if was_far_off {
-            self.nodes_misled_until = self.now + 2 * self.plan.ttl;
+            self.nodes_drifted_until = self.now + 2 * self.plan.ttl;
         }
     }
 
     fn change_rate_of_client(&mut self, client: usize) {
         let it = &self.clients[client];
         if it.process.is_some() && !it.is_paused && it.clock.rate().is_some() {
-            let is_far_off = self.dice.roll(3) == 0;
+            let is_far_off = self.rng.below(3) == 0;
             self.count(match is_far_off {
                 true => "fault: clock of a client far off",
                 false => "fault: clock of a client at another rate",
             });
-            let rate = self.rate(if is_far_off { 100_000 } else { TAME });
+            let rate = self.rate(if is_far_off { 100_000 } else { MAX_DRIFT_PPM });
             self.note(format_args!("the clock of client {client} gains {rate} ppm"));
             self.set_rate_of_client(client, rate);
             self.run_client(client);
@@ -426,17 +427,17 @@ impl World {
         if is_suspended {
             it.clock.set_rate(self.now, None);
         }
-        let life = it.life;
+        let incarnation = it.incarnation;
         self.note(format_args!("client {client} is {}", if is_suspended { "suspended" } else { "paused" }));
         self.count(if is_suspended { "fault: client suspended" } else { "fault: client paused" });
         let until = self.random_time(4 * self.plan.ttl);
         self.suspended_at.insert(client, self.now);
-        self.plan_in(until, Happening::ResumeClient { client, life });
+        self.schedule_in(until, WorldEvent::ResumeClient { client, incarnation });
     }
 
-    pub(super) fn resume_client(&mut self, client: usize, life: u64) {
+    pub(super) fn resume_client(&mut self, client: usize, incarnation: u64) {
         let it = &mut self.clients[client];
-        if it.life != life || !it.is_paused || it.process.is_none() {
+        if it.incarnation != incarnation || !it.is_paused || it.process.is_none() {
             return;
         }
         it.is_paused = false;
@@ -469,7 +470,7 @@ impl World {
             self.count("operator: leader transferred");
             self.note(format_args!("{to} is told to lead"));
         }
-        self.settle(leader);
+        self.drain_output(leader);
     }
 
     /// Adds the next machine that is no member, with an empty disk and a new number.
@@ -492,14 +493,14 @@ impl World {
                 self.start_host(host);
             }
         }
-        self.settle(leader);
+        self.drain_output(leader);
     }
 
     /// Adds two machines that get nothing for a while. So both may get their votes at once.
     fn add_two(&mut self, from: usize) {
         let until = self.now + Duration::from_secs(1) + self.random_time(Duration::from_secs(2));
         self.add_cut_off(from, until);
-        self.plan_in(Duration::from_millis(300), Happening::Add { host: from, until });
+        self.schedule_in(Duration::from_millis(300), WorldEvent::Add { host: from, until });
     }
 
     /// Adds a machine that gets nothing until then.
@@ -510,7 +511,7 @@ impl World {
             let id = self.last_member;
             let cut: Vec<_> = self.hosts.iter().map(|machine| (machine.id, id)).filter(|(a, b)| a != b).collect();
             self.cut.extend(&cut);
-            self.plan_at(until, Happening::Mend { cut });
+            self.schedule_at(until, WorldEvent::HealLinks { cut });
         }
     }
 
@@ -535,7 +536,7 @@ impl World {
             self.note(format_args!("{name} is removed"));
             self.count("operator: member removed");
         }
-        self.settle(leader);
+        self.drain_output(leader);
     }
 
     /// Whether a member has a disk that can be used.
@@ -579,22 +580,22 @@ impl World {
         let has_others = running.is_some_and(|running| running.node.membership().voters.len() > 1);
         if has_others && self.hosts[host].is_up() && !self.hosts[host].is_damaged {
             self.count("operator: backup taken");
-            self.hosts[host].backup = Some(self.hosts[host].disk.after_power_cut(&mut self.dice));
+            self.hosts[host].backup = Some(self.hosts[host].disk.after_power_cut(&mut self.rng));
         }
     }
 
-    fn plan_damage(&mut self, host: usize, how: Damage) {
+    fn schedule_damage(&mut self, host: usize, how: Damage) {
         self.damage(host, how, self.now + DAMAGE_WAITS);
     }
 
     /// Damages the disk of a machine, or waits until the cluster can do without it.
     pub(super) fn damage(&mut self, host: usize, how: Damage, until: Duration) {
-        if self.is_calm.get() || self.now > until {
+        if self.are_faults_over.get() || self.now > until {
             return;
         }
         if !self.is_dispensable(host) {
             let again = Duration::from_millis(20) + self.random_time(Duration::from_millis(200));
-            return self.plan_in(again, Happening::Damage { host, how, until });
+            return self.schedule_in(again, WorldEvent::Damage { host, how, until });
         }
         match how {
             Damage::BitFlipped => self.flip_bit(host),
@@ -605,7 +606,7 @@ impl World {
     }
 
     fn flip_bit(&mut self, host: usize) {
-        let Some((disk, name, at)) = self.hosts[host].disk.with_flipped_bit(&mut self.dice) else { return };
+        let Some((disk, name, at)) = self.hosts[host].disk.with_flipped_bit(&mut self.rng) else { return };
         self.count("fault: bit flipped");
         self.note(format_args!("a bit of node {} flips: {name} at {at}", self.hosts[host].id));
         let has_started = self.restart_with(host, disk, None);
@@ -628,7 +629,7 @@ impl World {
         let count = self.hosts.len();
         let mut others = (1..count).map(|next| (host + next) % count);
         let Some(other) = others.find(|other| self.hosts[*other].backup.is_some()) else { return };
-        let Some(copy) = self.hosts[other].backup.as_ref().map(|copy| copy.after_power_cut(&mut self.dice)) else {
+        let Some(copy) = self.hosts[other].backup.as_ref().map(|copy| copy.after_power_cut(&mut self.rng)) else {
             return;
         };
         self.count("fault: older copy of another machine's disk");
@@ -659,7 +660,7 @@ impl World {
     fn empty(&mut self, host: usize) {
         self.disconnect_all(host, true);
         self.last_member += 1;
-        // What is planned for its earlier starts must not reach it.
+        // Events that are scheduled for its earlier starts must not reach it.
         let starts = self.hosts[host].starts;
         self.hosts[host] = Host { starts, ..Host::new(self.last_member) };
     }
@@ -708,7 +709,7 @@ impl World {
     /// Ends all faults.
     pub(super) fn heal(&mut self) {
         self.note(format_args!("the faults are over"));
-        self.is_calm.set(true);
+        self.are_faults_over.set(true);
         self.cut.clear();
         self.client_cut.clear();
         for host in 0..self.hosts.len() {
@@ -720,12 +721,12 @@ impl World {
             if self.hosts[host].log_version == super::host::OLD_LOG && self.hosts[host].running.is_some() {
                 self.stop_host(host);
             }
-            self.plan_in(Duration::ZERO, Happening::Restart { host });
+            self.schedule_in(Duration::ZERO, WorldEvent::Restart { host });
         }
         for client in 0..self.clients.len() {
-            let life = self.clients[client].life;
-            self.resume_client(client, life);
-            self.plan_in(Duration::ZERO, Happening::StartClient { client });
+            let incarnation = self.clients[client].incarnation;
+            self.resume_client(client, incarnation);
+            self.schedule_in(Duration::ZERO, WorldEvent::StartClient { client });
         }
     }
 }

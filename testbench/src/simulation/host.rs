@@ -80,7 +80,7 @@ pub(super) struct Running {
     pub(super) records: BTreeMap<u64, (u64, Bytes)>,
     /// The last entry that it has applied, as far as the judge knows.
     pub(super) applied: u64,
-    /// When its next tick is planned.
+    /// When its next tick is scheduled.
     pub(super) tick_at: Option<Duration>,
     /// The members that vote, as far as it knows.
     pub(super) voters: Vec<u64>,

@@ -5,8 +5,8 @@
 //! flip, fill and fail; a network that loses, delays, repeats, reorders and cuts; clocks at different rates; machines that crash,
 //! pause and sleep; operators who add, remove, damage and restore. Everything follows from a seed, so a failure can be repeated.
 //!
-//! The committed log is the order in which everything happened. The judge (`judge.rs`) applies it to a machine of its own, and compares
-//! it with every node's state and with everything that a client was told.
+//! The committed log is the order in which everything happened. The judge (`judge.rs`) applies it to a separate state machine, and
+//! compares it with every node's state and with everything that a client was told.
 
 mod application;
 mod calls;

@@ -9,7 +9,7 @@ use palisade_server::storage::{Membership, read_snapshot, write_received_snapsho
 
 use super::host::{Arrival, NEW_LOG, OLD_LOG, Running};
 use super::judge::Effects;
-use super::world::{Happening, TAME, World};
+use super::world::{MAX_DRIFT_PPM, World, WorldEvent};
 
 impl World {
     pub(super) fn host_time(&self, host: usize) -> Duration {
@@ -17,7 +17,7 @@ impl World {
     }
 
     pub(super) fn start_host(&mut self, host: usize) -> bool {
-        let rate = self.dice.roll(2 * TAME as usize) as i64 - TAME;
+        let rate = self.rng.below(2 * MAX_DRIFT_PPM as usize) as i64 - MAX_DRIFT_PPM;
         let (now, founders) = (self.now, self.plan.nodes);
         self.note_rate_of_host(host, rate);
         match self.hosts[host].start(now, founders, rate) {
@@ -34,7 +34,7 @@ impl World {
                     self.arrive(host, Arrival::Input(Input::Understands { member, log }));
                     self.arrive(other, Arrival::Input(Input::Understands { member: own, log: version }));
                 }
-                self.settle(host);
+                self.drain_output(host);
                 true
             }
             Err(error) => {
@@ -44,7 +44,7 @@ impl World {
                     self.hosts[host].needs_replacement = true;
                 } else if self.hosts[host].disk.is_failing() {
                     let again = Duration::from_secs(1);
-                    self.plan_in(again, Happening::Restart { host });
+                    self.schedule_in(again, WorldEvent::Restart { host });
                 } else {
                     self.fail(format!("A: node {} does not start: {error}", self.hosts[host].id));
                 }
@@ -66,13 +66,13 @@ impl World {
         self.start_host(host);
     }
 
-    pub(super) fn plan_tick(&mut self, host: usize, wake_at: Duration) {
+    pub(super) fn schedule_tick(&mut self, host: usize, wake_at: Duration) {
         let machine = &mut self.hosts[host];
         let (Some(running), start) = (&mut machine.running, machine.starts) else { return };
         let Some(at) = machine.clock.when(wake_at).map(|at| at.max(self.now)) else { return };
         if running.tick_at.is_none_or(|planned| at < planned) {
             running.tick_at = Some(at);
-            self.plan_at(at, Happening::Tick { host, start });
+            self.schedule_at(at, WorldEvent::Tick { host, start });
         }
     }
 
@@ -86,7 +86,7 @@ impl World {
         };
         running.tick_at = None;
         running.node.step(machine.clock.read(self.now), Input::Tick);
-        self.settle(host);
+        self.drain_output(host);
     }
 
     /// Something comes to a machine.
@@ -123,28 +123,28 @@ impl World {
                 running.node.step(time, Input::ReceivedSnapshot(message, snapshot));
             }
         }
-        self.settle(host);
+        self.drain_output(host);
     }
 
     /// Carries out the output of a node.
-    pub(super) fn settle(&mut self, host: usize) {
+    pub(super) fn drain_output(&mut self, host: usize) {
         for _ in 0..10_000 {
             let Some(running) = &mut self.hosts[host].running else { return };
             let output = running.node.take_output();
             let has_more = output.has_more;
             let wake_at = output.wake_at;
-            if !self.carry_out(host, output) {
+            if !self.apply_output(host, output) {
                 return;
             }
             if !has_more {
-                return self.plan_tick(host, wake_at);
+                return self.schedule_tick(host, wake_at);
             }
         }
         self.fail(format!("L: the output of node {} does not end", self.hosts[host].id));
     }
 
     /// Returns whether the node still runs.
-    pub(super) fn carry_out(&mut self, host: usize, output: Output) -> bool {
+    pub(super) fn apply_output(&mut self, host: usize, output: Output) -> bool {
         if let Some(lost) = output.log_lost {
             self.log_lost(host, &lost);
             return false;
@@ -202,8 +202,8 @@ impl World {
             if output.compaction.is_some() {
                 running.compaction = output.compaction;
                 let start = self.hosts[host].starts;
-                let takes = Duration::from_millis(1 + self.dice.roll(50) as u64);
-                self.plan_in(takes, Happening::Compact { host, start });
+                let takes = Duration::from_millis(1 + self.rng.below(50) as u64);
+                self.schedule_in(takes, WorldEvent::Compact { host, start });
             }
         }
         self.begin_write(host);
@@ -241,8 +241,8 @@ impl World {
             && !running.writes.is_empty()
         {
             running.is_writing = true;
-            let micros = if is_slow { 20_000 + self.dice.roll(400_000) } else { 100 + self.dice.roll(2_000) };
-            self.plan_in(Duration::from_micros(micros as u64), Happening::Persist { host, start });
+            let micros = if is_slow { 20_000 + self.rng.below(400_000) } else { 100 + self.rng.below(2_000) };
+            self.schedule_in(Duration::from_micros(micros as u64), WorldEvent::Persist { host, start });
         }
     }
 
@@ -266,7 +266,7 @@ impl World {
                 machine.last_written = last.index;
             }
             done = Some(number);
-            if self.dice.roll(2) == 0 {
+            if self.rng.below(2) == 0 {
                 break;
             }
         }
@@ -317,7 +317,7 @@ impl World {
         let member = self.hosts[host].member();
         for other in (0..self.hosts.len()).filter(|other| *other != host) {
             let delay = self.latency();
-            self.plan_in(delay, Happening::Suspect { host: other, member });
+            self.schedule_in(delay, WorldEvent::Suspect { host: other, member });
         }
     }
 
@@ -374,7 +374,7 @@ impl World {
 
     pub(super) fn send(&mut self, host: usize, message: PeerMessage) {
         let is_cut = self.cut.contains(&(self.hosts[host].id, message.to()));
-        let is_lost = is_cut || (self.dice.roll(40) == 0 && !self.is_calm.get());
+        let is_lost = is_cut || (self.rng.below(40) == 0 && !self.are_faults_over.get());
         let member = message.to();
         if message.needs_snapshot() {
             let input = Input::SnapshotSent { member, has_arrived: !is_lost };
@@ -391,14 +391,14 @@ impl World {
         if delay > Duration::from_millis(20) {
             self.count("fault: message late");
         }
-        if self.dice.roll(60) == 0 && !message.needs_snapshot() {
+        if self.rng.below(60) == 0 && !message.needs_snapshot() {
             self.count("fault: message repeated");
             let later = self.latency() + self.random_time(Duration::from_millis(500));
             if let Ok(copy) = PeerMessage::decode(&message.encode()) {
-                self.plan_in(later, Happening::Message(Box::new(copy)));
+                self.schedule_in(later, WorldEvent::Message(Box::new(copy)));
             }
         }
-        self.plan_in(delay, Happening::Message(Box::new(message)));
+        self.schedule_in(delay, WorldEvent::Message(Box::new(message)));
     }
 
     pub(super) fn host_of(&self, member: u64) -> Option<usize> {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::faulty_disk::Dice;
+use crate::faulty_disk::Rng;
 
 /// Quiet worlds run for longer than this, the others for less than two minutes.
 const QUIET: Duration = Duration::from_secs(3_600);
@@ -27,7 +27,7 @@ pub struct Plan {
     pub think: Duration,
     /// The longest time that a message usually takes, in microseconds.
     pub latency_us: usize,
-    /// At most so many faults are injected.
+    /// The maximum number of faults.
     pub faults: usize,
     /// The usual time between two faults.
     pub fault_every: Duration,
@@ -60,34 +60,34 @@ impl Plan {
 
     /// The plan of a seed.
     pub fn of_seed(seed: u64) -> Plan {
-        // Not the dice of the world, which begin with the same seed.
-        let mut dice = Dice::new(seed ^ 0x5eed_5eed);
-        let (nodes, spares) = [(1, 0), (1, 2), (3, 0), (3, 0), (3, 2), (3, 2), (3, 1), (5, 0), (5, 2)][dice.roll(9)];
-        let clients = [1, 2, 3, 4, 5, 6, 8, 10, 15, 50][dice.roll(10)];
-        let ttl = Duration::from_millis([1_000, 2_000, 3_000, 5_000, 10_000][dice.roll(5)]);
-        let think = Duration::from_millis([200, 1_000, 3_000, 10_000][dice.roll(4)]);
-        let is_quiet = dice.roll(16) == 0;
+        // Not the rng of the world, which begin with the same seed.
+        let mut rng = Rng::new(seed ^ 0x5eed_5eed);
+        let (nodes, spares) = [(1, 0), (1, 2), (3, 0), (3, 0), (3, 2), (3, 2), (3, 1), (5, 0), (5, 2)][rng.below(9)];
+        let clients = [1, 2, 3, 4, 5, 6, 8, 10, 15, 50][rng.below(10)];
+        let ttl = Duration::from_millis([1_000, 2_000, 3_000, 5_000, 10_000][rng.below(5)]);
+        let think = Duration::from_millis([200, 1_000, 3_000, 10_000][rng.below(4)]);
+        let is_quiet = rng.below(16) == 0;
         let plan = Plan {
             seed,
             nodes,
             spares,
             clients,
-            duration: Duration::from_secs(20 + dice.roll(100) as u64),
+            duration: Duration::from_secs(20 + rng.below(100) as u64),
             ttl,
             // Many clients are many operations.
             think: if clients > 15 { think * 10 } else { think },
-            latency_us: [500, 2_000, 10_000, 40_000][dice.roll(4)],
+            latency_us: [500, 2_000, 10_000, 40_000][rng.below(4)],
             faults: usize::MAX,
-            fault_every: Duration::from_millis([300, 1_000, 3_000, 10_000][dice.roll(4)]),
+            fault_every: Duration::from_millis([300, 1_000, 3_000, 10_000][rng.below(4)]),
         };
         match is_quiet {
             // Most clusters are quiet most of the time, and run for hours.
             true => Plan {
-                clients: 1 + dice.roll(4),
-                duration: QUIET + Duration::from_secs(dice.roll(19 * 3_600) as u64),
+                clients: 1 + rng.below(4),
+                duration: QUIET + Duration::from_secs(rng.below(19 * 3_600) as u64),
                 ttl: Duration::from_secs(30),
                 think: Duration::from_secs(30),
-                fault_every: Duration::from_secs(20 + dice.roll(60) as u64),
+                fault_every: Duration::from_secs(20 + rng.below(60) as u64),
                 ..plan
             },
             false => plan,

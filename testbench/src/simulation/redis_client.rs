@@ -36,20 +36,20 @@ impl World {
         let connected = Input::Connected { connection: CONNECTION, context: context("redis") };
         self.arrive(leader, Arrival::Input(connected));
         self.arrive(leader, Arrival::Input(Input::Request { id, request }));
-        self.settle(leader);
+        self.drain_output(leader);
     }
 
     fn redis_request(&mut self) -> Request {
-        let names: &[&str] = match self.dice.roll(4) {
+        let names: &[&str] = match self.rng.below(4) {
             0 => &["plain"],
             1 => &["plain", OWN],
             _ => &[OWN],
         };
         let named = |name: &&str| LockName::new(name).ok();
         let locks: LockNames = names.iter().filter_map(named).collect();
-        let secret = Secret::new(&[self.dice.roll(2) as u8]);
+        let secret = Secret::new(&[self.rng.below(2) as u8]);
         let ttl = Ttl::from_ms(self.plan.ttl.as_millis() as u64).unwrap_or(Ttl::ENDLESS);
-        match (self.dice.roll(8), locks.first().cloned()) {
+        match (self.rng.below(8), locks.first().cloned()) {
             (0, _) => Request::ReleaseHeld { locks, secret },
             (1, Some(lock)) => Request::DropHeld { lock },
             (2, _) => Request::ExtendHeld { locks, secret, time: Extension::For(ttl) },
@@ -57,7 +57,7 @@ impl World {
             (roll, _) => {
                 let is_endless = roll == 4 && names == [OWN];
                 let ttl = if is_endless { Ttl::ENDLESS } else { ttl };
-                Request::take(locks, secret, ttl, self.dice.roll(2) == 0)
+                Request::take(locks, secret, ttl, self.rng.below(2) == 0)
             }
         }
     }

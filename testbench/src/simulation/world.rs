@@ -1,5 +1,5 @@
-//! The world: machines, clients, the network and the resources, in one thread and one time. What happens next is the earliest of
-//! what was planned.
+//! The world: machines, clients, the network and the resources, in one thread and one time. The earliest event in the queue comes
+//! next.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -20,13 +20,13 @@ use super::judge::Record;
 use super::plan::Plan;
 use super::resource::{Call, CounterState, Reply, Request};
 use super::stream::{Dials, SharedPipe, stream};
-use crate::faulty_disk::Dice;
+use crate::faulty_disk::Rng;
 
 /// Two clocks that differ by less than this, in millionths, are within what the clients allow for.
-pub(super) const TAME: i64 = 3_000;
+pub(super) const MAX_DRIFT_PPM: i64 = 3_000;
 
-/// What is planned.
-pub(super) enum Happening {
+/// An event of the simulation, scheduled for some time.
+pub(super) enum WorldEvent {
     Tick {
         host: usize,
         start: u64,
@@ -45,19 +45,19 @@ pub(super) enum Happening {
     /// A client connects.
     Connect {
         client: usize,
-        life: u64,
+        incarnation: u64,
         host: usize,
         outcome: oneshot::Sender<std::io::Result<Stream>>,
     },
     Connected {
         client: usize,
-        life: u64,
+        incarnation: u64,
         connection: u64,
         outcome: oneshot::Sender<std::io::Result<Stream>>,
     },
     Unreachable {
         client: usize,
-        life: u64,
+        incarnation: u64,
         outcome: oneshot::Sender<std::io::Result<Stream>>,
     },
     ToHost(u64),
@@ -73,7 +73,7 @@ pub(super) enum Happening {
     /// A request reaches a counter.
     Request {
         client: usize,
-        life: u64,
+        incarnation: u64,
         call: Call,
     },
     /// A copy of a request reaches a counter late.
@@ -83,7 +83,7 @@ pub(super) enum Happening {
     },
     Reply {
         client: usize,
-        life: u64,
+        incarnation: u64,
         caller: oneshot::Sender<Reply>,
         reply: Reply,
     },
@@ -108,17 +108,17 @@ pub(super) enum Happening {
     },
     ResumeClient {
         client: usize,
-        life: u64,
+        incarnation: u64,
     },
     /// Links that were cut are mended.
-    Mend {
+    HealLinks {
         cut: Vec<(u64, u64)>,
     },
-    MendClient {
+    HealClient {
         client: usize,
         host: usize,
     },
-    MendDisk {
+    RepairDisk {
         host: usize,
     },
     /// A disk is damaged as soon as the cluster can do without it.
@@ -138,7 +138,7 @@ pub(super) enum Happening {
 /// A connection of a client, perhaps relayed by another node.
 pub(super) struct Connection {
     pub(super) client: usize,
-    pub(super) life: u64,
+    pub(super) incarnation: u64,
     pub(super) host: usize,
     /// The node that the client has connected to, which relays to the host.
     pub(super) via: usize,
@@ -156,12 +156,12 @@ pub(super) struct Connection {
 pub(super) struct Client {
     pub(super) process: Option<Process>,
     /// How often it was started.
-    pub(super) life: u64,
+    pub(super) incarnation: u64,
     pub(super) shared: Rc<Shared>,
     pub(super) dials: Dials,
     pub(super) clock: Clock,
     /// Its clock may have misled it until then, because it was far off.
-    pub(super) misled_until: Duration,
+    pub(super) drifted_until: Duration,
     /// How long its machine was suspended.
     pub(super) suspended: Duration,
     pub(super) is_paused: bool,
@@ -172,11 +172,11 @@ pub(super) struct Client {
 /// The world.
 pub(super) struct World {
     pub(super) plan: Plan,
-    pub(super) dice: Dice,
+    pub(super) rng: Rng,
     pub(super) record: Rc<RefCell<Record>>,
     pub(super) now: Duration,
-    pub(super) planned: BTreeMap<(Duration, u64), Happening>,
-    pub(super) last_planned: u64,
+    pub(super) queue: BTreeMap<(Duration, u64), WorldEvent>,
+    pub(super) last_scheduled: u64,
     pub(super) hosts: Vec<Host>,
     pub(super) clients: Vec<Client>,
     pub(super) connections: BTreeMap<u64, Connection>,
@@ -188,12 +188,12 @@ pub(super) struct World {
     pub(super) last_member: u64,
     /// The leader of each term.
     pub(super) leaders: BTreeMap<u64, u64>,
-    pub(super) is_calm: Rc<Cell<bool>>,
+    pub(super) are_faults_over: Rc<Cell<bool>>,
     pub(super) is_ending: Rc<Cell<bool>>,
     pub(super) acknowledged: Rc<RefCell<[u64; COUNTED.len()]>>,
     pub(super) unknown: Rc<RefCell<[u64; COUNTED.len()]>>,
     /// The clock of a node may have misled it until then, because it was far off.
-    pub(super) nodes_misled_until: Duration,
+    pub(super) nodes_drifted_until: Duration,
     /// How many faults were injected.
     pub(super) faults: usize,
     pub(super) redis_requests: u64,
@@ -205,15 +205,15 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(plan: Plan, is_whole: bool) -> World {
-        let dice = Dice::new(plan.seed);
+        let rng = Rng::new(plan.seed);
         let record = Rc::new(RefCell::new(Record::new(is_whole)));
         let machines = plan.nodes + plan.spares;
         let mut world = World {
-            dice,
+            rng,
             record,
             now: Duration::ZERO,
-            planned: BTreeMap::new(),
-            last_planned: 0,
+            queue: BTreeMap::new(),
+            last_scheduled: 0,
             hosts: (1..=machines as u64).map(Host::new).collect(),
             clients: Vec::new(),
             connections: BTreeMap::new(),
@@ -223,11 +223,11 @@ impl World {
             counters: COUNTED.iter().map(|_| CounterState::default()).collect(),
             last_member: machines as u64,
             leaders: BTreeMap::new(),
-            is_calm: Rc::default(),
+            are_faults_over: Rc::default(),
             is_ending: Rc::default(),
             acknowledged: Rc::default(),
             unknown: Rc::default(),
-            nodes_misled_until: Duration::ZERO,
+            nodes_drifted_until: Duration::ZERO,
             faults: 0,
             redis_requests: 0,
             uncompared: 0,
@@ -235,7 +235,7 @@ impl World {
             plan,
         };
         for host in 0..world.plan.nodes {
-            if world.dice.roll(8) == 0 {
+            if world.rng.below(8) == 0 {
                 world.hosts[host].log_version = super::host::OLD_LOG;
             }
             world.start_host(host);
@@ -244,36 +244,36 @@ impl World {
             let shared = world.client_shared(client, 0);
             world.clients.push(Client {
                 process: None,
-                life: 0,
+                incarnation: 0,
                 shared,
                 dials: Dials::default(),
                 clock: Clock::start(Duration::ZERO, 0),
-                misled_until: Duration::ZERO,
+                drifted_until: Duration::ZERO,
                 suspended: Duration::ZERO,
                 is_paused: false,
                 wake_at: None,
                 connections: BTreeSet::new(),
             });
             let at = world.random_time(Duration::from_secs(2));
-            world.plan_at(at, Happening::StartClient { client });
+            world.schedule_at(at, WorldEvent::StartClient { client });
         }
         if world.plan.faults > 0 {
-            world.plan_fault();
+            world.schedule_fault();
         }
         world
     }
 
-    pub(super) fn plan_at(&mut self, at: Duration, what: Happening) {
-        self.last_planned += 1;
-        self.planned.insert((at.max(self.now), self.last_planned), what);
+    pub(super) fn schedule_at(&mut self, at: Duration, what: WorldEvent) {
+        self.last_scheduled += 1;
+        self.queue.insert((at.max(self.now), self.last_scheduled), what);
     }
 
-    pub(super) fn plan_in(&mut self, delay: Duration, what: Happening) {
-        self.plan_at(self.now + delay, what);
+    pub(super) fn schedule_in(&mut self, delay: Duration, what: WorldEvent) {
+        self.schedule_at(self.now + delay, what);
     }
 
     pub(super) fn random_time(&mut self, longest: Duration) -> Duration {
-        longest * self.dice.roll(1_000) as u32 / 1_000
+        longest * self.rng.below(1_000) as u32 / 1_000
     }
 
     pub(super) fn note(&self, what: std::fmt::Arguments<'_>) {
@@ -299,89 +299,91 @@ impl World {
 
     /// Lets everything happen until then, or until a promise is broken.
     pub(super) fn run_until(&mut self, until: Duration) {
-        while let Some(((at, _), _)) = self.planned.first_key_value() {
+        while let Some(((at, _), _)) = self.queue.first_key_value() {
             if *at > until || self.has_failed() {
                 break;
             }
-            let Some(((at, _), what)) = self.planned.pop_first() else { break };
+            let Some(((at, _), what)) = self.queue.pop_first() else { break };
             self.now = at;
             self.record.borrow_mut().now = at;
-            self.happen(what);
+            self.handle(what);
         }
         if !self.has_failed() {
             self.now = self.now.max(until);
         }
     }
 
-    pub(super) fn happen(&mut self, what: Happening) {
+    pub(super) fn handle(&mut self, what: WorldEvent) {
         match what {
-            Happening::Tick { host, start } => self.tick(host, start),
-            Happening::Persist { host, start } => self.persist(host, start),
-            Happening::Compact { host, start } => self.compact(host, start),
-            Happening::Message(message) => self.deliver(&message),
-            Happening::Connect { client, life, host, outcome } => self.accept(client, life, host, outcome),
-            Happening::Connected { client, life, connection, outcome } => {
-                if self.clients[client].life == life
+            WorldEvent::Tick { host, start } => self.tick(host, start),
+            WorldEvent::Persist { host, start } => self.persist(host, start),
+            WorldEvent::Compact { host, start } => self.compact(host, start),
+            WorldEvent::Message(message) => self.deliver(&message),
+            WorldEvent::Connect { client, incarnation, host, outcome } => {
+                self.accept(client, incarnation, host, outcome)
+            }
+            WorldEvent::Connected { client, incarnation, connection, outcome } => {
+                if self.clients[client].incarnation == incarnation
                     && let Some(open) = self.connections.get(&connection)
                 {
                     drop(outcome.send(Ok(stream(&open.pipe))));
                     self.run_client(client);
                 }
             }
-            Happening::Unreachable { client, life, outcome } => {
+            WorldEvent::Unreachable { client, incarnation, outcome } => {
                 drop(outcome.send(Err(std::io::ErrorKind::ConnectionRefused.into())));
-                if self.clients[client].life == life {
+                if self.clients[client].incarnation == incarnation {
                     self.run_client(client);
                 }
             }
-            Happening::ToHost(connection) => self.deliver_to_host(connection),
-            Happening::ToClient(connection) => self.deliver_to_client(connection),
-            Happening::Reset(connection) => self.reset(connection),
-            Happening::Close(connection) => self.close_at_host(connection),
-            Happening::Wake { client, at } => {
+            WorldEvent::ToHost(connection) => self.deliver_to_host(connection),
+            WorldEvent::ToClient(connection) => self.deliver_to_client(connection),
+            WorldEvent::Reset(connection) => self.reset(connection),
+            WorldEvent::Close(connection) => self.close_at_host(connection),
+            WorldEvent::Wake { client, at } => {
                 if self.clients[client].wake_at == Some(at) {
                     self.clients[client].wake_at = None;
                     self.run_client(client);
                 }
             }
-            Happening::Request { client, life, call } => self.request(client, life, call),
-            Happening::Repeat { counter, request } => {
+            WorldEvent::Request { client, incarnation, call } => self.request(client, incarnation, call),
+            WorldEvent::Repeat { counter, request } => {
                 self.count("fault: request to a resource repeated late");
                 let _ = self.answer(counter, request);
             }
-            Happening::Reply { client, life, caller, reply } => {
+            WorldEvent::Reply { client, incarnation, caller, reply } => {
                 // Its caller may be gone.
                 let _ = caller.send(reply);
-                if self.clients[client].life == life {
+                if self.clients[client].incarnation == incarnation {
                     self.run_client(client);
                 }
             }
-            Happening::Suspect { host, member } => {
+            WorldEvent::Suspect { host, member } => {
                 self.arrive(host, Arrival::Input(Input::Suspect { member }));
             }
-            Happening::Restart { host } => self.restart(host),
-            Happening::PowerCut { host, start } => self.flicker(host, start),
-            Happening::ResumeHost { host, start } => self.resume_host(host, start),
-            Happening::StartClient { client } => self.start_client(client),
-            Happening::ResumeClient { client, life } => self.resume_client(client, life),
-            Happening::Mend { cut } => {
+            WorldEvent::Restart { host } => self.restart(host),
+            WorldEvent::PowerCut { host, start } => self.flicker(host, start),
+            WorldEvent::ResumeHost { host, start } => self.resume_host(host, start),
+            WorldEvent::StartClient { client } => self.start_client(client),
+            WorldEvent::ResumeClient { client, incarnation } => self.resume_client(client, incarnation),
+            WorldEvent::HealLinks { cut } => {
                 self.note(format_args!("mended: {cut:?}"));
                 self.cut.retain(|link| !cut.contains(link));
             }
-            Happening::MendClient { client, host } => {
+            WorldEvent::HealClient { client, host } => {
                 self.note(format_args!("client {client} reaches node {} again", self.hosts[host].id));
                 self.client_cut.remove(&(client, host));
             }
-            Happening::MendDisk { host } => {
+            WorldEvent::RepairDisk { host } => {
                 self.note(format_args!("the disk of node {} has space again", self.hosts[host].id));
                 self.hosts[host].disk.mend();
             }
-            Happening::Damage { host, how, until } => self.damage(host, how, until),
-            Happening::Add { host, until } => self.add_cut_off(host, until),
-            Happening::Fault => {
-                if !self.is_calm.get() {
+            WorldEvent::Damage { host, how, until } => self.damage(host, how, until),
+            WorldEvent::Add { host, until } => self.add_cut_off(host, until),
+            WorldEvent::Fault => {
+                if !self.are_faults_over.get() {
                     self.inject_fault();
-                    self.plan_fault();
+                    self.schedule_fault();
                 }
             }
         }
@@ -389,8 +391,9 @@ impl World {
 
     /// Returns the time that a message takes.
     pub(super) fn latency(&mut self) -> Duration {
-        let longest = if self.dice.roll(50) == 0 && !self.is_calm.get() { 300_000 } else { self.plan.latency_us };
-        Duration::from_micros(50 + self.dice.roll(longest) as u64)
+        let longest =
+            if self.rng.below(50) == 0 && !self.are_faults_over.get() { 300_000 } else { self.plan.latency_us };
+        Duration::from_micros(50 + self.rng.below(longest) as u64)
     }
 
     /// Returns what has happened.

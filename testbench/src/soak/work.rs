@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use super::record::{Fact, Record, Share, now, ns};
 use super::{HOT, OTHERS, PERMITS, hot, number_file};
-use crate::faulty_disk::Dice;
+use crate::faulty_disk::Rng;
 use crate::fenced_file::{Access, FencedFile};
 
 /// What belongs to a lock alone.
@@ -77,7 +77,7 @@ fn work(orders: &Orders, left: oneshot::Receiver<()>) {
     let record = Rc::new(Record::open(&orders.record).expect("it was opened before"));
     let worker = |number: u64| Worker {
         record: record.clone(),
-        dice: Dice::new(orders.seed.wrapping_mul(31).wrapping_add(number)),
+        rng: Rng::new(orders.seed.wrapping_mul(31).wrapping_add(number)),
         folder: orders.folder.clone(),
         name: format!("{}-{number}", orders.record.file_name().unwrap_or_default().to_string_lossy()),
         names: Cell::new(0),
@@ -108,7 +108,7 @@ fn work(orders: &Orders, left: oneshot::Receiver<()>) {
 
 struct Worker {
     record: Rc<Record>,
-    dice: Dice,
+    rng: Rng,
     folder: PathBuf,
     name: String,
     names: Cell<u64>,
@@ -123,10 +123,10 @@ impl Worker {
         loop {
             let palisade = self.connect(url).await;
             self.client.replace(Some(palisade.clone()));
-            let mut steps = self.dice.roll(300);
+            let mut steps = self.rng.below(300);
             while steps > 0 && self.step(&palisade).await {
                 steps -= 1;
-                sleep(self.pause.mul_f64(self.dice.roll(1000) as f64 / 1000.0)).await;
+                sleep(self.pause.mul_f64(self.rng.below(1000) as f64 / 1000.0)).await;
             }
             if let Err(error) = palisade.close().await {
                 self.failed(&error);
@@ -138,8 +138,8 @@ impl Worker {
     /// after each restart of the server, and several such workers may stand in one queue.
     async fn connect(&mut self, url: &str) -> Palisade {
         let mut options = Options::new();
-        if self.dice.roll(40) > 0 {
-            let ttl_ms = [1_500, 2_000, 2_500, 3_000, 4_000][self.dice.roll(5)];
+        if self.rng.below(40) > 0 {
+            let ttl_ms = [1_500, 2_000, 2_500, 3_000, 4_000][self.rng.below(5)];
             options = options.ttl(Duration::from_millis(ttl_ms)).label(&self.name);
         }
         loop {
@@ -153,9 +153,9 @@ impl Worker {
 
     /// Takes one lock, or several. Returns whether the client is still usable.
     async fn step(&mut self, palisade: &Palisade) -> bool {
-        let result = match self.dice.roll(20) {
+        let result = match self.rng.below(20) {
             0..6 => {
-                let name = hot(self.dice.roll(HOT));
+                let name = hot(self.rng.below(HOT));
                 self.take(palisade.lock(&name), EXCLUSIVE, vec![name]).await
             }
             6..9 => {
@@ -167,16 +167,16 @@ impl Worker {
                 self.take(palisade.lock(&name), EXCLUSIVE, vec![name]).await
             }
             15..17 => {
-                let name = format!("rw/{}", self.dice.roll(OTHERS));
+                let name = format!("rw/{}", self.rng.below(OTHERS));
                 self.take(palisade.rw_lock(&name).read(), READS, vec![name]).await
             }
             17 => {
-                let name = format!("rw/{}", self.dice.roll(OTHERS));
+                let name = format!("rw/{}", self.rng.below(OTHERS));
                 self.take(palisade.rw_lock(&name).write(), WRITES, vec![name]).await
             }
             _ => {
-                let name = format!("permits/{}", self.dice.roll(OTHERS));
-                let takes = self.dice.roll(PERMITS as usize) as u32 + 1;
+                let name = format!("permits/{}", self.rng.below(OTHERS));
+                let takes = self.rng.below(PERMITS as usize) as u32 + 1;
                 let share = Share { takes, of: PERMITS };
                 self.take(palisade.semaphore(&name, PERMITS).many(takes), share, vec![name]).await
             }
@@ -200,11 +200,11 @@ impl Worker {
 
     /// Two hot locks, and perhaps a new name among them.
     fn set(&mut self) -> Vec<String> {
-        let first = self.dice.roll(HOT);
-        let second = (first + 1 + self.dice.roll(HOT - 1)) % HOT;
+        let first = self.rng.below(HOT);
+        let second = (first + 1 + self.rng.below(HOT - 1)) % HOT;
         let mut names = vec![hot(first), hot(second)];
-        if self.dice.roll(2) == 0 {
-            names.insert(self.dice.roll(3), self.new_name());
+        if self.rng.below(2) == 0 {
+            names.insert(self.rng.below(3), self.new_name());
         }
         names
     }
@@ -215,8 +215,8 @@ impl Worker {
     {
         let request = request.dangerous_accept_failover();
         let asked = now();
-        let patience = Duration::from_millis(self.dice.roll(3_000) as u64);
-        let guard = match self.dice.roll(10) {
+        let patience = Duration::from_millis(self.rng.below(3_000) as u64);
+        let guard = match self.rng.below(10) {
             0..2 => request.try_acquire().await?,
             2..6 => request.acquire_within(patience).await?,
             // The wait is dropped at an arbitrary point.
@@ -250,8 +250,8 @@ impl Worker {
                 self.count(&guard, &self.folder.join(file), &lock);
             }
         }
-        let long = self.dice.roll(25) == 0;
-        let until = BootInstant::now() + Duration::from_millis(self.dice.roll(if long { 2_500 } else { 20 }) as u64);
+        let long = self.rng.below(25) == 0;
+        let until = BootInstant::now() + Duration::from_millis(self.rng.below(if long { 2_500 } else { 20 }) as u64);
         while !until.has_passed() && guard.standing() == Standing::Held {
             sleep(until.left().min(Duration::from_millis(100))).await;
             let safe = ns(guard.safe_until());
@@ -264,7 +264,7 @@ impl Worker {
             return Ok(());
         }
         self.record.write(&Fact::Ends { id, at: now() });
-        match self.dice.roll(3) {
+        match self.rng.below(3) {
             0 => Ok(()),
             _ => guard.release().await,
         }

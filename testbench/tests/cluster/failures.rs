@@ -10,7 +10,7 @@ use std::time::Duration;
 use palisade::{Options, Palisade, Token};
 use palisade_testbench::bounded::{block_until, check, number_from_env};
 use palisade_testbench::credentials::Credentials;
-use palisade_testbench::faulty_disk::Dice;
+use palisade_testbench::faulty_disk::Rng;
 use palisade_testbench::servers::ServiceCluster;
 
 use crate::fixture::{BOUND, TTL, cluster, leader, start, until_another_leads};
@@ -168,21 +168,21 @@ fn all_nodes_killed_at_once_cost_no_grant() {
 fn nodes_killed_at_random_cost_no_grant() {
     let seed = number_from_env("PALISADE_SEED", std::process::id());
     let kills = number_from_env("PALISADE_KILLS", 12);
-    let mut dice = Dice::new(u64::from(seed));
+    let mut rng = Rng::new(u64::from(seed));
     let (mut cluster, _folder) = cluster();
     let killing = async {
         under_load(&mut cluster, async |cluster| {
             for _ in 0..kills {
-                let (first, count) = (dice.roll(3), 1 + dice.roll(2));
+                let (first, count) = (rng.below(3), 1 + rng.below(2));
                 let killed: Vec<_> = (first..first + count).map(|at| at % 3).collect();
                 killed.iter().for_each(|at| cluster.kill(*at));
-                tokio::time::sleep(Duration::from_millis(dice.roll(300) as u64)).await;
+                tokio::time::sleep(Duration::from_millis(rng.below(300) as u64)).await;
                 killed.iter().for_each(|at| cluster.restart(*at).unwrap());
                 // Otherwise the next one is killed while they elect a leader, or catch up.
-                if dice.roll(2) == 0 {
+                if rng.below(2) == 0 {
                     leader(cluster).await;
                 }
-                tokio::time::sleep(Duration::from_millis(dice.roll(300) as u64)).await;
+                tokio::time::sleep(Duration::from_millis(rng.below(300) as u64)).await;
             }
         })
         .await

@@ -31,22 +31,22 @@ const SEMAPHORE: &str = "s";
 const STEPS: usize = 60;
 
 /// Pseudo-random numbers from a seed.
-pub(crate) struct Dice(pub(crate) u64);
+pub(crate) struct Rng(pub(crate) u64);
 
-impl Dice {
-    pub(crate) fn roll(&mut self, sides: u64) -> u64 {
+impl Rng {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        (self.0 >> 11) % sides
+        (self.0 >> 11) % bound
     }
 
     pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
-        if from.is_empty() { None } else { Some(from[self.roll(from.len() as u64) as usize]) }
+        if from.is_empty() { None } else { Some(from[self.below(from.len() as u64) as usize]) }
     }
 
-    pub(crate) fn one_in(&mut self, sides: u64) -> bool {
-        self.roll(sides) == 0
+    pub(crate) fn one_in(&mut self, bound: u64) -> bool {
+        self.below(bound) == 0
     }
 }
 
@@ -520,53 +520,53 @@ impl Pair {
         grants
     }
 
-    fn a_request(&mut self, dice: &mut Dice, session: SessionId) -> Acquire {
+    fn a_request(&mut self, rng: &mut Rng, session: SessionId) -> Acquire {
         let asked = self.asked.entry(session).or_default();
         let settled = self.settled.get(&session).copied().unwrap_or(0);
         let is_over =
             |at: &usize| asked[*at].caller.number.is_some_and(|number| self.over.contains(&(session, number)));
-        if dice.one_in(8)
-            && let Some(again) = dice.pick(&(settled..asked.len()).filter(|at| !is_over(at)).collect::<Vec<_>>())
+        if rng.one_in(8)
+            && let Some(again) = rng.pick(&(settled..asked.len()).filter(|at| !is_over(at)).collect::<Vec<_>>())
         {
             self.repeated.extend(asked[again].caller.number.map(|number| (session, number)));
             return asked[again].clone();
         }
         let caller = Caller { session, number: RequestNo::new(asked.len() as u64 + 1).ok() };
-        let mode = |dice: &mut Dice| if dice.one_in(3) { Mode::Shared } else { Mode::Exclusive };
+        let mode = |rng: &mut Rng| if rng.one_in(3) { Mode::Shared } else { Mode::Exclusive };
         let mut wants = Vec::new();
-        match dice.roll(6) {
+        match rng.below(6) {
             0 => wants.push(Want {
                 lock: name(SEMAPHORE),
-                mode: Mode::Permits { count: dice.roll(3) as u32 + 1, of: if dice.one_in(6) { 4 } else { 3 } },
+                mode: Mode::Permits { count: rng.below(3) as u32 + 1, of: if rng.one_in(6) { 4 } else { 3 } },
             }),
             1 => {
-                let first = dice.roll(3) as usize;
-                for step in 0..2 + dice.roll(2) as usize {
-                    wants.push(Want { lock: name(LOCKS[(first + step) % 3]), mode: mode(dice) });
+                let first = rng.below(3) as usize;
+                for step in 0..2 + rng.below(2) as usize {
+                    wants.push(Want { lock: name(LOCKS[(first + step) % 3]), mode: mode(rng) });
                 }
             }
-            2 if dice.one_in(8) => wants.push(Want { lock: name(SEMAPHORE), mode: Mode::Exclusive }),
-            _ => wants.push(Want { lock: name(LOCKS[dice.roll(3) as usize]), mode: mode(dice) }),
+            2 if rng.one_in(8) => wants.push(Want { lock: name(SEMAPHORE), mode: Mode::Exclusive }),
+            _ => wants.push(Want { lock: name(LOCKS[rng.below(3) as usize]), mode: mode(rng) }),
         }
         let can_publish = wants.len() == 1 && wants[0].mode == Mode::Exclusive;
         let mut ask = Acquire::many(caller, wants);
-        ask.patience = if dice.one_in(4) { Patience::Try } else { Patience::Wait };
-        ask.reentry = if dice.one_in(5) { Reentry::Refuse } else { Reentry::Queue };
-        ask.delay = dice.one_in(4).then(|| Delay::from_ms(3_600_000).expect("a delay"));
-        ask.value = (can_publish && dice.one_in(3)).then(|| Published::new(b"value"));
+        ask.patience = if rng.one_in(4) { Patience::Try } else { Patience::Wait };
+        ask.reentry = if rng.one_in(5) { Reentry::Refuse } else { Reentry::Queue };
+        ask.delay = rng.one_in(4).then(|| Delay::from_ms(3_600_000).expect("a delay"));
+        ask.value = (can_publish && rng.one_in(3)).then(|| Published::new(b"value"));
         asked.push(ask.clone());
         ask
     }
 
-    fn step(&mut self, dice: &mut Dice) {
+    fn step(&mut self, rng: &mut Rng) {
         let mut sessions: Vec<_> = self.sessions.keys().copied().collect();
         sessions.sort_unstable();
-        let Some(session) = dice.pick(&sessions) else { return self.open() };
+        let Some(session) = rng.pick(&sessions) else { return self.open() };
         let grants = self.grants();
-        match dice.roll(24) {
+        match rng.below(24) {
             0 if sessions.len() < 6 => self.open(),
-            1 if dice.one_in(2) => self.close(session),
-            2 | 3 if self.machine.session(session).is_some() && dice.one_in(2) => self.expire(session),
+            1 if rng.one_in(2) => self.close(session),
+            2 | 3 if self.machine.session(session).is_some() && rng.one_in(2) => self.expire(session),
             4 => {
                 let held = self.machine.withheld().map(|(locks, token, _)| (locks[0].clone(), token)).next();
                 if let Some((lock, token)) = held {
@@ -577,7 +577,7 @@ impl Pair {
                 let next = self.asked.get(&session).map_or(0, Vec::len) as u64 + 1;
                 // A cancelled number that was not sent yet is never used: it must not be taken for a repeat later.
                 let settled = self.settled.get(&session).copied().unwrap_or(0) as u64;
-                let number = settled + dice.roll(next - settled) + 1;
+                let number = settled + rng.below(next - settled) + 1;
                 if RequestNo::new(number).is_ok_and(|number| self.over.contains(&(session, number))) {
                     return;
                 }
@@ -588,28 +588,28 @@ impl Pair {
                 self.cancel(session, RequestNo::new(number).expect("not 0"));
             }
             6..=11 => {
-                let Some((owner, lock, token)) = dice.pick(&grants) else { return };
-                let owner = owner.filter(|_| !dice.one_in(10)).unwrap_or(session);
-                let lock = if dice.one_in(12) { LOCKS[dice.roll(3) as usize] } else { lock };
-                let token = if dice.one_in(12) { token + dice.roll(3) } else { token };
+                let Some((owner, lock, token)) = rng.pick(&grants) else { return };
+                let owner = owner.filter(|_| !rng.one_in(10)).unwrap_or(session);
+                let lock = if rng.one_in(12) { LOCKS[rng.below(3) as usize] } else { lock };
+                let token = if rng.one_in(12) { token + rng.below(3) } else { token };
                 self.release(owner, &name(lock), token);
             }
             12 => {
-                let Some((owner, lock, token)) = dice.pick(&grants) else { return };
+                let Some((owner, lock, token)) = rng.pick(&grants) else { return };
                 self.publish(owner.unwrap_or(session), &name(lock), token, "another");
             }
-            13 => match dice.pick(&grants) {
-                Some((_, lock, token)) => self.force(&name(lock), dice.one_in(2).then_some(token)),
+            13 => match rng.pick(&grants) {
+                Some((_, lock, token)) => self.force(&name(lock), rng.one_in(2).then_some(token)),
                 None => self.force(&name("a"), None),
             },
-            15 if dice.one_in(3) => {
+            15 if rng.one_in(3) => {
                 let last = self.machine.last_token().map_or(0, Token::get);
-                self.raise((last + dice.roll(6)).saturating_sub(2).max(1));
+                self.raise((last + rng.below(6)).saturating_sub(2).max(1));
             }
             15 => self.keep_alive(session),
-            14 => self.resize(&name(if dice.one_in(6) { "a" } else { SEMAPHORE }), dice.roll(4) as u32 + 1),
+            14 => self.resize(&name(if rng.one_in(6) { "a" } else { SEMAPHORE }), rng.below(4) as u32 + 1),
             _ => {
-                let ask = self.a_request(dice, session);
+                let ask = self.a_request(rng, session);
                 self.acquire(ask);
             }
         }
@@ -631,10 +631,10 @@ fn redis_decides_as_the_rules_do() {
     for seed in first..first + cases {
         let connection = client.get_connection().expect("a connection");
         let mut pair = Pair::new(connection, seed.is_multiple_of(2), seed % 4 < 2);
-        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut rng = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         pair.story.push(format!("PALISADE_SEED={seed}"));
         for _ in 0..STEPS {
-            pair.step(&mut dice);
+            pair.step(&mut rng);
             pair.look();
         }
         for session in pair.sessions.keys().copied().collect::<Vec<_>>() {

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use palisade_testbench::servers;
 use redis::{Connection, Value};
 
-use crate::model::{CALL, CHECK, Dice, FAST_PATH, FORCED, RULES, items, number, text};
+use crate::model::{CALL, CHECK, FAST_PATH, FORCED, RULES, Rng, items, number, text};
 
 const KEYS: [&str; 2] = ["palisade:{restores}:locks", "palisade:{restores}:locks:due"];
 const LOCKS: [&str; 4] = ["a", "b", "c", "d"];
@@ -228,9 +228,9 @@ impl World {
         }
     }
 
-    fn step(&mut self, dice: &mut Dice) {
-        let client = dice.roll(4) as usize;
-        match dice.roll(16) {
+    fn step(&mut self, rng: &mut Rng) {
+        let client = rng.below(4) as usize;
+        match rng.below(16) {
             0 => return self.restart(false),
             1 if self.backup.is_some() => return self.restart(true),
             2 | 3 => return self.back_up(),
@@ -243,15 +243,15 @@ impl World {
             return self.open(client);
         }
         let held: Vec<_> = self.clients[client].held.keys().copied().collect();
-        match (dice.roll(6), dice.pick(&held)) {
+        match (rng.below(6), rng.pick(&held)) {
             (0, _) => {
                 let session = self.clients[client].session.clone().expect("a session");
                 drop(self.call(client, "alive", &[&session]));
             }
             (1, _) => self.poll(client),
             (2 | 3, Some(token)) => self.release(client, token),
-            (4, _) => self.acquire(client, LOCKS[dice.roll(4) as usize], "wait"),
-            _ => self.acquire(client, LOCKS[dice.roll(4) as usize], "try"),
+            (4, _) => self.acquire(client, LOCKS[rng.below(4) as usize], "wait"),
+            _ => self.acquire(client, LOCKS[rng.below(4) as usize], "try"),
         }
     }
 
@@ -272,10 +272,10 @@ fn a_loss_is_reported_to_its_sessions_and_no_token_repeats() {
     let client = redis::Client::open(server.url()).expect("an address");
     for seed in first..first + cases {
         let mut world = World::new(client.get_connection().expect("a connection"), seed.is_multiple_of(2));
-        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut rng = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         world.story.push(format!("PALISADE_SEED={seed}"));
         for _ in 0..STEPS {
-            world.step(&mut dice);
+            world.step(&mut rng);
             world.assert_sound();
         }
     }

@@ -11,7 +11,7 @@ use mysql_async::prelude::Queryable;
 use palisade_fence::mysql::{MySql, Row, Rows, Scope, Statement, Written};
 use palisade_fence::{Error, ErrorKind, Mark, Pass, Resource, Sealed, Token};
 use palisade_testbench::bounded::until;
-use palisade_testbench::faulty_disk::Dice;
+use palisade_testbench::faulty_disk::Rng;
 use palisade_testbench::fencing::{Subject, survive};
 use palisade_testbench::servers::{MariaDb, Shared};
 use tempfile::TempDir;
@@ -755,10 +755,10 @@ fn a_server_that_is_killed_at_any_moment_loses_no_acknowledged_write() {
     let mut server = MariaDb::start(place.path()).expect("a MariaDB");
     server.run(TABLE).expect("a table");
     check(MySql::install(&server.url())).expect("it is there");
-    let mut dice = Dice::new(7);
+    let mut rng = Rng::new(7);
     survive(&Anywhere(server.url()), super::kills(4), || {
         // The random moment of the kill is what is tested.
-        std::thread::sleep(Duration::from_micros(dice.roll(400_000) as u64));
+        std::thread::sleep(Duration::from_micros(rng.below(400_000) as u64));
         server.kill();
         server.restart().expect("it reads its files");
     });

@@ -91,10 +91,10 @@ fn a_store_that_is_killed_at_any_moment_loses_no_acknowledged_write() {
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let mut server = S3::start(place.path()).unwrap_or_else(|absent| panic!("{absent}"));
     let store = Objects(S3::client(&server.address.to_string()).expect("a store"));
-    let mut dice = palisade_testbench::faulty_disk::Dice::new(7);
+    let mut rng = palisade_testbench::faulty_disk::Rng::new(7);
     survive(&store, super::kills(5), || {
         // The random moment of the kill is what is tested.
-        thread::sleep(std::time::Duration::from_micros(dice.roll(500_000) as u64));
+        thread::sleep(std::time::Duration::from_micros(rng.below(500_000) as u64));
         server.kill();
         server.restart().expect("it reads its files");
     });

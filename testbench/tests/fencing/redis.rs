@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use palisade_fence::redis::{Command, Keys, Redis, Value};
 use palisade_fence::{Error, ErrorKind, Sealed, Token};
-use palisade_testbench::faulty_disk::Dice;
+use palisade_testbench::faulty_disk::Rng;
 use palisade_testbench::fencing::{Subject, survive};
 use palisade_testbench::servers::{self, Shared};
 use tempfile::TempDir;
@@ -394,11 +394,11 @@ impl Subject for Anywhere {
 fn a_server_that_is_killed_at_any_moment_loses_no_acknowledged_write() {
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let mut server = servers::Redis::start(place.path(), "always").expect("a Redis");
-    let mut dice = Dice::new(7);
+    let mut rng = Rng::new(7);
     check(keys(&server, "any"));
     survive(&Anywhere(server.url()), super::kills(15), || {
         // The random moment of the kill is what is tested.
-        std::thread::sleep(std::time::Duration::from_micros(dice.roll(150_000) as u64));
+        std::thread::sleep(std::time::Duration::from_micros(rng.below(150_000) as u64));
         server.kill();
         server.restart().expect("it reads its files");
     });
