@@ -226,3 +226,26 @@ fn a_segment_that_ends_with_a_vote_keeps_its_entries() {
     let (_, found) = Store::open_with(disk, None, SEGMENT).unwrap();
     assert_eq!(found.records, [entry(2), entry(3), large]);
 }
+
+/// The power fails after a segment was begun, before its first frame. The one before has the only vote.
+#[test]
+fn the_vote_survives_while_the_current_segment_is_empty() {
+    let hard_state = HardState { term: 7, vote: 2, commit: 3 };
+    // A write that needs another segment ends after any of its steps.
+    for operations in 0..20 {
+        let mut disk = FaultyDisk::default();
+        let (mut store, _) = Store::open_with(disk.clone(), None, SEGMENT).unwrap();
+        store.append(&Write { hard_state, records: (1..=3).map(entry).collect() }).unwrap();
+        disk.fail_after(operations, Fault::PowerCut);
+        let large = Record { data: vec![4; SEGMENT].into(), ..entry(4) };
+        let is_written = store.append(&Write { hard_state, records: vec![large] }).is_ok();
+        drop(store);
+        disk = disk.after_power_cut(&mut Rng::new(operations as u64));
+
+        let (mut store, _) = Store::open_with(disk.clone(), None, SEGMENT).unwrap();
+        write_snapshot(&disk, &snapshot(3)).unwrap();
+        store.forget(3).unwrap();
+        let (_, found) = Store::open_with(disk, None, SEGMENT).unwrap();
+        assert_eq!(found.hard_state, hard_state, "{operations} operations, written: {is_written}");
+    }
+}

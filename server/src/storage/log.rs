@@ -193,7 +193,10 @@ impl<D: Disk> Log<D> {
 
     /// Removes the segments that have nothing after this entry.
     pub(super) fn forget(&mut self, index: u64) -> Result<(), StorageError> {
-        while self.full.front().is_some_and(|full| full.index <= index) {
+        // The last frame has the hard state. If a crash left the current segment without frames, it is in the one before.
+        let is_empty = self.current.as_ref().is_some_and(|segment| segment.end == HEADER);
+        let keep = usize::from(is_empty);
+        while self.full.len() > keep && self.full.front().is_some_and(|full| full.index <= index) {
             let Some(Full { name, .. }) = self.full.pop_front() else { break };
             self.disk.remove(&name).map_err(|source| StorageError::io("remove", self.disk.path(&name), source))?;
         }
