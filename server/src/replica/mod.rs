@@ -103,14 +103,14 @@ pub enum ReplicaError {
 /// Entries that were acknowledged are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum LogLost {
-    /// The log of this member ends before an entry that it has acknowledged.
+    /// The log of this member lacks an entry that it has acknowledged.
     #[error(
-        "the log ends at entry {last}, and this node has acknowledged entry {known}: its end was lost, or an older copy was put back"
+        "the log, which ends at entry {last}, lacks entry {known} that this node has acknowledged: its end was lost, or an older copy was put back"
     )]
     Here {
         /// The last entry of the log.
         last: u64,
-        /// An entry that the leader knows it to have had.
+        /// An entry that the leader knows it to have had. The log may have another entry with this index.
         known: u64,
     },
     /// The leader has another entry than this member, which knows that a majority had it.
@@ -380,14 +380,13 @@ impl<C, R> Replica<C, R> {
     ///
     /// This member, or a majority of the others, has lost entries that it has acknowledged. It must not take part any more.
     pub fn receive(&mut self, message: PeerMessage) -> Result<(), LogLost> {
-        let message = message.0;
-        // A heartbeat names no entry that this member has not acknowledged.
-        let (last, known) = (self.last_index(), message.commit);
-        if message.msg_type == MessageType::MsgHeartbeat && message.term >= self.term() && known > last {
-            return Err(LogLost::Here { last, known });
-        }
-        if message.msg_type == MessageType::MsgAppend && message.term >= self.term() {
-            self.check_committed(&message)?;
+        let mut message = message.0;
+        if message.term >= self.term() {
+            match message.msg_type {
+                MessageType::MsgHeartbeat => self.check_acknowledged(&mut message)?,
+                MessageType::MsgAppend => self.check_committed(&message)?,
+                _ => {}
+            }
         }
         // Each node proposes only what it decides while it leads.
         let is_foreign = message.to != self.id() || message.msg_type == MessageType::MsgPropose;
@@ -396,6 +395,33 @@ impl<C, R> Replica<C, R> {
         if !is_foreign && !is_too_early && message.msg_type != MessageType::MsgSnapshot {
             // The library refuses messages that are out of date.
             drop(self.node.step(message));
+        }
+        Ok(())
+    }
+
+    /// Adds to a heartbeat the term of the entry up to which the follower may apply its log. The consensus library leaves it out.
+    fn with_term_of_commit(&self, mut message: Message) -> PeerMessage {
+        if message.msg_type == MessageType::MsgHeartbeat {
+            message.log_term = self.node.raft.raft_log.term(message.commit).unwrap_or(0);
+        }
+        PeerMessage(message)
+    }
+
+    /// Checks that the log has the entry up to which a heartbeat lets this member apply it. The member has acknowledged that entry to
+    /// this leader. If the log lacks it now, an older copy of it was put back.
+    fn check_acknowledged(&self, heartbeat: &mut Message) -> Result<(), LogLost> {
+        let log = &self.node.raft.raft_log;
+        let (last, known, term) = (log.last_index(), heartbeat.commit, heartbeat.log_term);
+        let is_other = |own| own != 0 && term != 0 && own != term;
+        if known > last || log.term(known).is_ok_and(is_other) {
+            return Err(match known <= log.committed {
+                true => LogLost::Elsewhere { index: known },
+                false => LogLost::Here { last, known },
+            });
+        }
+        // The leader has compacted that entry, and will send a snapshot.
+        if term == 0 {
+            heartbeat.commit = known.min(log.committed);
         }
         Ok(())
     }
@@ -479,7 +505,8 @@ impl<C, R> Replica<C, R> {
 
     fn process(&mut self, outputs: &mut Outputs<C, R>) {
         let mut ready = self.node.ready();
-        outputs.messages.extend(ready.take_messages().into_iter().map(PeerMessage));
+        let messages = ready.take_messages().into_iter().map(|message| self.with_term_of_commit(message));
+        outputs.messages.extend(messages);
         for state in ready.take_read_states() {
             self.confirmed(&state.request_ctx, state.index);
         }

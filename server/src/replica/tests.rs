@@ -3,8 +3,8 @@
 use palisade_core::{Acquire, Answer, Label, LockName, SessionId, Ttl};
 
 use super::*;
-use crate::storage::Store;
 use crate::storage::disk::RealDisk;
+use crate::storage::{HardState, Record, Store};
 
 /// A voter and its disk.
 struct Node {
@@ -241,4 +241,52 @@ fn a_member_that_answers_is_always_known_to_run() {
     }
     let active: Vec<_> = members[0].followers().map(|follower| follower.is_active).collect();
     assert_eq!(active.iter().filter(|is_active| **is_active).count(), 1);
+}
+
+/// The leader lets it apply the entry that it has acknowledged. The copy has another entry with that index, of a leader that was
+/// deposed.
+#[test]
+fn a_member_with_an_older_copy_of_its_log_applies_none_of_it() {
+    let founders = Membership { voters: vec![1, 2, 3], ..Membership::default() };
+    let mut recovered =
+        Recovered { hard_state: HardState { term: 1, ..HardState::default() }, ..Recovered::default() };
+    let mut members: Vec<_> = (1..=3).map(|id| Replica::new(id, &founders, 7, &recovered).unwrap()).collect();
+    members[0].campaign();
+    exchange(&mut members);
+    assert_eq!((members[0].is_leader(), members[0].term(), members[0].last_index()), (true, 2, 1));
+
+    recovered.records =
+        vec![Record { index: 1, term: 1, is_membership: false, data: batch::encode([].iter()).into() }];
+    let mut copy: Replica<u32, u32> = Replica::new(2, &founders, 7, &recovered).unwrap();
+    members[0].tick(ELECTION_TICKS);
+    let heartbeat = members[0].outputs().messages.into_iter().find(|message| message.to() == 2).unwrap();
+    assert_eq!(copy.receive(heartbeat), Err(LogLost::Here { last: 1, known: 1 }));
+    assert!(copy.outputs().applied.is_empty());
+    assert_eq!(copy.applied(), 0);
+}
+
+/// The leader has compacted the entry, so that it cannot say of which term it is.
+#[test]
+fn a_heartbeat_without_a_term_lets_a_member_apply_nothing() {
+    let founders = Membership { voters: vec![1, 2, 3], ..Membership::default() };
+    let records = vec![Record { index: 1, term: 1, is_membership: false, data: batch::encode([].iter()).into() }];
+    let hard_state = HardState { term: 1, ..HardState::default() };
+    let recovered = Recovered { hard_state, records, ..Recovered::default() };
+    let mut member: Replica<u32, u32> = Replica::new(2, &founders, 7, &recovered).unwrap();
+    let mut heartbeat = |log_term| {
+        let message = Message {
+            msg_type: MessageType::MsgHeartbeat,
+            from: 1,
+            to: 2,
+            term: 2,
+            commit: 1,
+            log_term,
+            ..Message::default()
+        };
+        member.receive(PeerMessage(message)).unwrap();
+        drop(member.outputs());
+        member.applied()
+    };
+    assert_eq!(heartbeat(0), 0);
+    assert_eq!(heartbeat(1), 1);
 }
