@@ -2,9 +2,9 @@
 //! up; bits flip; flushes take as long as a test wants. A seed decides everything else.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use std::{io, iter};
 
 use palisade_server::storage::disk::{Disk, DiskFile};
 
@@ -165,13 +165,17 @@ impl FaultyDisk {
 
     /// Returns the disk after a power cut: what was flushed, and a random part of the rest.
     pub fn after_power_cut(&self, rng: &mut Rng) -> FaultyDisk {
-        let before = lock(&self.state).clone();
-        let files = before.files.iter().map(|file| file.after_power_cut(rng)).collect();
+        let before = lock(&self.state);
         // Changes of names become durable in their order, up to some point.
         let arrived = rng.below(before.changes.len() + 1);
-        let names = before.changes[..arrived].last().unwrap_or(&before.durable_names).clone();
-        let state = State { files, names: names.clone(), durable_names: names, ..State::default() };
-        FaultyDisk { state: Arc::new(Mutex::new(state)), gate: Arc::default() }
+        let names = before.changes[..arrived].last().unwrap_or(&before.durable_names);
+        before.with_files(names, |file| file.after_power_cut(rng))
+    }
+
+    /// Returns a disk with the same files.
+    pub fn copy(&self) -> FaultyDisk {
+        let state = lock(&self.state);
+        state.with_files(&state.names, |file| File { now: file.now.clone(), durable: file.now.clone() })
     }
 
     /// Returns the disk with one bit flipped in what was written, and its position.
@@ -189,6 +193,14 @@ impl FaultyDisk {
 }
 
 impl State {
+    /// Returns a disk with files of these names, and nothing else.
+    fn with_files(&self, names: &BTreeMap<String, usize>, mut copy: impl FnMut(&File) -> File) -> FaultyDisk {
+        let files = names.values().map(|file| copy(&self.files[*file])).collect();
+        let names: BTreeMap<_, _> = names.keys().cloned().zip(0..).collect();
+        let state = State { files, names: names.clone(), durable_names: names, ..State::default() };
+        FaultyDisk { state: Arc::new(Mutex::new(state)), gate: Arc::default() }
+    }
+
     fn step(&mut self, is_flush: bool) -> io::Result<()> {
         self.operations += 1;
         let Some((left, fault)) = &mut self.plan else { return Ok(()) };
@@ -282,8 +294,15 @@ impl Disk for FaultyDisk {
         self.gate.pass();
         let mut state = lock(&self.state);
         state.step(true)?;
-        state.durable_names = state.names.clone();
-        state.changes.clear();
+        let names = state.names.clone();
+        let before = std::mem::replace(&mut state.durable_names, names);
+        let changes = std::mem::take(&mut state.changes);
+        // No power cut brings the removed files back.
+        for file in iter::once(before).chain(changes).flat_map(BTreeMap::into_values) {
+            if !state.names.values().any(|kept| *kept == file) {
+                state.files[file] = File::default();
+            }
+        }
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use palisade_server::storage::{Membership, Watermark, write_watermark};
+use palisade_server::storage::{HardState, Membership, Watermark, write_watermark};
 
 use super::host::{Host, member};
 use super::world::{MAX_DRIFT_PPM, World, WorldEvent};
@@ -146,6 +146,16 @@ impl World {
             self.lose_power(host);
             let after = Duration::from_millis(1) + self.random_time(Duration::from_millis(20));
             self.schedule_in(after, WorldEvent::Restart { host });
+        }
+    }
+
+    /// The new leader replaces entries of a node: sometimes its power fails while they are written.
+    pub(super) fn entries_replaced(&mut self, host: usize) {
+        if !self.are_faults_over.get() && self.faults < self.plan.faults && self.rng.below(4) == 0 {
+            self.faults += 1;
+            self.count("fault: power cut while entries are replaced");
+            let operations = self.rng.below(3);
+            self.hosts[host].disk.fail_after(operations, Fault::PowerCut);
         }
     }
 
@@ -652,7 +662,7 @@ impl World {
         self.stop_host(host);
         let machine = &mut self.hosts[host];
         (machine.disk, machine.copied_from, machine.backup) = (disk, copied_from, None);
-        (machine.is_damaged, machine.last_written) = (true, 0);
+        (machine.is_damaged, machine.last_written, machine.promised) = (true, 0, HardState::default());
         self.start_host(host)
     }
 

@@ -8,15 +8,12 @@ use bytes::Bytes;
 use palisade_server::node::{ConnectionId, Input, Node, NodeConfig, Principal, Protocol, RequestContext, Seeds};
 use palisade_server::replica::{Compaction, PeerMessage};
 use palisade_server::resp::SimulatedConnection;
-use palisade_server::storage::{Identity, Member, Membership, Snapshot, Stage, Store, Write};
+use palisade_server::storage::{HardState, Identity, Member, Membership, Snapshot, Stage, Store, Write};
 
 use super::clock::Clock;
+use super::plan::Plan;
 use crate::faulty_disk::FaultyDisk;
 
-/// Small, so that snapshots are made and sent in every run.
-const COMPACT_AFTER: usize = 4_000;
-/// The size of the log's files.
-const SEGMENT: usize = 4096;
 /// The version of the log that knows changes of the members, and the one before.
 pub(super) const NEW_LOG: u16 = 2;
 pub(super) const OLD_LOG: u16 = 1;
@@ -55,6 +52,16 @@ pub(super) struct Host {
     pub(super) written_before: u64,
     /// The last entry that it had when it started.
     pub(super) started_with: u64,
+    /// The term and the vote that it has written, and must know after a restart.
+    pub(super) promised: HardState,
+}
+
+/// What a node has found on its disk.
+pub(super) struct Started {
+    /// The log is shorter than what was written.
+    pub(super) is_log_shorter: bool,
+    /// It has forgotten its term, or its vote in that term.
+    pub(super) has_forgotten_vote: bool,
 }
 
 /// What comes to a machine from outside.
@@ -119,12 +126,14 @@ impl Host {
             last_written: 0,
             written_before: 0,
             started_with: 0,
+            promised: HardState::default(),
         }
     }
 
-    /// Starts its node. Returns whether its log is shorter than what was written; fails if the disk cannot be used.
-    pub(super) fn start(&mut self, now: Duration, founders: usize, rate: i64) -> Result<bool, String> {
-        let (store, found) = Store::open_with(self.disk.clone(), None, SEGMENT).map_err(|error| error.to_string())?;
+    /// Starts its node; fails if the disk cannot be used.
+    pub(super) fn start(&mut self, now: Duration, plan: &Plan, rate: i64) -> Result<Started, String> {
+        let opened = Store::open_with(self.disk.clone(), None, plan.segment_size);
+        let (store, found) = opened.map_err(|error| error.to_string())?;
         self.starts += 1;
         self.has_begun = true;
         let config = NodeConfig {
@@ -133,14 +142,14 @@ impl Host {
             sessions_per_user: 1_000,
             waiters: 10_000,
             waiters_per_user: 10_000,
-            compact_after: COMPACT_AFTER,
+            compact_after: plan.compact_after,
             ..NodeConfig::default()
         };
         let identity = Identity {
             cluster: 1,
             member: self.member(),
             node: None,
-            founders: founded_by(founders),
+            founders: founded_by(plan.nodes),
             contacts: BTreeMap::new(),
             stage: Stage::Member,
         };
@@ -152,7 +161,10 @@ impl Host {
             (record.index, (record.term, data))
         });
         self.started_with = found.last_index();
-        let is_cut = found.last_index() < self.last_written;
+        let started = Started {
+            is_log_shorter: found.last_index() < self.last_written,
+            has_forgotten_vote: !self.knows_its_vote(found.hard_state),
+        };
         let running = Running {
             store,
             applied: node.applied_index(),
@@ -170,7 +182,37 @@ impl Host {
         self.clock = Clock::start(now, rate);
         self.running = Some(running);
         self.is_paused = false;
-        Ok(is_cut)
+        Ok(started)
+    }
+
+    /// Whether this is the vote that it has written, or a later one.
+    fn knows_its_vote(&self, found: HardState) -> bool {
+        let HardState { term, vote, .. } = self.promised;
+        found.term > term || (found.term == term && (vote == 0 || found.vote == vote))
+    }
+
+    /// Reads the files as a restart would, and returns what they lack.
+    pub(super) fn check_files(&self, segment_size: usize) -> Result<(), String> {
+        let Some(running) = &self.running else { return Ok(()) };
+        let (_, found) = Store::open_with(self.disk.copy(), None, segment_size).map_err(|error| error.to_string())?;
+        let (last, applied) = (found.last_index(), running.node.applied_index());
+        if last < applied {
+            return Err(format!("they end at entry {last}, and entry {applied} is applied"));
+        }
+        if !self.knows_its_vote(found.hard_state) {
+            return Err(format!("they have {:?}, and {:?} was written", found.hard_state, self.promised));
+        }
+        // Writes that wait may replace others.
+        let waiting = running.writes.iter().filter_map(|(_, write)| write.records.first());
+        let end = waiting.map(|record| record.index).min().unwrap_or(u64::MAX);
+        let base = found.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
+        for (index, (term, _)) in running.records.range(base + 1..).take_while(|(index, _)| **index < end) {
+            let record = found.records.get((index - base - 1) as usize);
+            if record.is_none_or(|record| record.term != *term) {
+                return Err(format!("they lack entry {index} of term {term}"));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the member that its directory belongs to.

@@ -18,13 +18,15 @@ impl World {
 
     pub(super) fn start_host(&mut self, host: usize) -> bool {
         let rate = self.rng.below(2 * MAX_DRIFT_PPM as usize) as i64 - MAX_DRIFT_PPM;
-        let (now, founders) = (self.now, self.plan.nodes);
         self.note_rate_of_host(host, rate);
-        match self.hosts[host].start(now, founders, rate) {
-            Ok(is_cut) => {
+        match self.hosts[host].start(self.now, &self.plan, rate) {
+            Ok(started) => {
                 self.note(format_args!("node {} starts", self.hosts[host].id));
-                if is_cut {
-                    self.count("path: log cut after a restart");
+                if started.is_log_shorter {
+                    self.count("path: log shorter after a restart");
+                }
+                if started.has_forgotten_vote {
+                    self.fail(format!("A: node {} has forgotten its vote", self.hosts[host].id));
                 }
                 let version = self.hosts[host].log_version;
                 let own = self.hosts[host].member();
@@ -155,6 +157,7 @@ impl World {
         });
         if is_replaced {
             self.count("path: uncommitted entries replaced");
+            self.entries_replaced(host);
         }
         self.observe(host);
         if let Some(watermark) = output.watermark
@@ -265,6 +268,7 @@ impl World {
                 machine.written_before = machine.last_written.min(first.index - 1);
                 machine.last_written = last.index;
             }
+            machine.promised = write.hard_state;
             done = Some(number);
             if self.rng.below(2) == 0 {
                 break;
@@ -293,6 +297,12 @@ impl World {
                 return self.disk_failed(host);
             }
             self.count("path: snapshot made");
+            if !self.hosts[host].is_damaged
+                && let Err(what) = self.hosts[host].check_files(self.plan.segment_size)
+            {
+                let id = self.hosts[host].id;
+                self.fail(format!("A: after a snapshot the files of node {id} lack what it has written: {what}"));
+            }
         } else if machine.disk.is_dead() {
             return self.disk_failed(host);
         }

@@ -31,16 +31,22 @@ pub struct Plan {
     pub faults: usize,
     /// The usual time between two faults.
     pub fault_every: Duration,
+    /// The size of the log's files, in bytes. Small, so that files are begun and removed in every run.
+    pub segment_size: usize,
+    /// The bytes of the log after which a node makes a snapshot. Small, so that snapshots are made and sent in every run.
+    pub compact_after: usize,
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Plan { seed, nodes, spares, clients, duration, ttl, think, latency_us, faults, fault_every } = self;
+        let Plan { seed, nodes, spares, clients, duration, ttl, think, latency_us, .. } = self;
+        let Plan { faults, fault_every, segment_size, compact_after, .. } = self;
         write!(
             f,
             "seed {seed}: {nodes} nodes, {spares} that can be added, {clients} clients with a TTL of {ttl:?}, "
         )?;
         write!(f, "an operation every {:?}, messages take up to {latency_us} us, ", *think / 2)?;
+        write!(f, "log files of {segment_size} bytes, a snapshot every {compact_after} bytes, ")?;
         match faults {
             0 => write!(f, "no fault for {duration:?}"),
             _ => write!(f, "a fault every {fault_every:?} for {duration:?}"),
@@ -79,6 +85,8 @@ impl Plan {
             latency_us: [500, 2_000, 10_000, 40_000][rng.below(4)],
             faults: usize::MAX,
             fault_every: Duration::from_millis([300, 1_000, 3_000, 10_000][rng.below(4)]),
+            segment_size: [512, 1_024, 4_096, 4_096, 16_384][rng.below(5)],
+            compact_after: [500, 1_000, 4_000, 4_000, 16_000][rng.below(5)],
         };
         match is_quiet {
             // Most clusters are quiet most of the time, and run for hours.
