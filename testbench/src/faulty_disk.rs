@@ -2,6 +2,7 @@
 //! up; bits flip; flushes take as long as a test wants. A seed decides everything else.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{io, iter};
@@ -66,6 +67,8 @@ struct State {
 struct File {
     now: Vec<u8>,
     durable: Vec<u8>,
+    /// What the next flush writes. A flush that fails writes nothing, and the next one does not try again, as in Linux.
+    dirty: Vec<Range<usize>>,
 }
 
 /// How the disk fails.
@@ -73,6 +76,8 @@ struct File {
 pub enum Fault {
     /// The power fails: nothing works any more.
     PowerCut,
+    /// The process is killed: it does nothing any more, and what it has written is there for the next one.
+    Killed,
     /// There is no space left, from now on.
     Full,
     /// A flush fails, once.
@@ -120,6 +125,18 @@ impl FaultyDisk {
         lock(&self.state).plan = Some((operations, fault));
     }
 
+    /// Ends the process that uses the disk. What was written and not flushed stays, until the power fails.
+    pub fn kill_writer(&self) {
+        let mut state = lock(&self.state);
+        state.plan = state.plan.take().filter(|(_, fault)| *fault != Fault::Killed);
+    }
+
+    /// Makes space.
+    pub fn make_space(&self) {
+        let mut state = lock(&self.state);
+        state.plan = state.plan.take().filter(|(_, fault)| *fault != Fault::Full);
+    }
+
     /// Ends the failure that was planned, and makes space.
     pub fn mend(&self) {
         lock(&self.state).plan = None;
@@ -130,9 +147,14 @@ impl FaultyDisk {
         matches!(lock(&self.state).plan, Some((0, _)))
     }
 
-    /// Returns whether the power was cut.
+    /// Returns whether the power was cut, or the process killed.
     pub fn is_dead(&self) -> bool {
-        matches!(lock(&self.state).plan, Some((0, Fault::PowerCut)))
+        matches!(lock(&self.state).plan, Some((0, Fault::PowerCut | Fault::Killed)))
+    }
+
+    /// Returns whether the process was killed.
+    pub fn is_killed(&self) -> bool {
+        matches!(lock(&self.state).plan, Some((0, Fault::Killed)))
     }
 
     /// Returns whether there is no space left.
@@ -175,7 +197,7 @@ impl FaultyDisk {
     /// Returns a disk with the same files.
     pub fn copy(&self) -> FaultyDisk {
         let state = lock(&self.state);
-        state.with_files(&state.names, |file| File { now: file.now.clone(), durable: file.now.clone() })
+        state.with_files(&state.names, |file| File::durable(file.now.clone()))
     }
 
     /// Returns the disk with one bit flipped in what was written, and its position.
@@ -210,6 +232,7 @@ impl State {
         }
         match fault {
             Fault::PowerCut => Err(io::Error::other("the power is cut")),
+            Fault::Killed => Err(io::Error::other("the process is killed")),
             Fault::Full if is_flush => Ok(()),
             Fault::Full => Err(io::ErrorKind::StorageFull.into()),
             Fault::FailedFlush if !is_flush => Ok(()),
@@ -230,6 +253,10 @@ impl State {
 }
 
 impl File {
+    fn durable(bytes: Vec<u8>) -> File {
+        File { now: bytes.clone(), durable: bytes, dirty: Vec::new() }
+    }
+
     fn after_power_cut(&self, rng: &mut Rng) -> File {
         let mut bytes = self.durable.clone();
         // A file may have grown, or not.
@@ -243,7 +270,7 @@ impl File {
                 bytes[at..at + new.len()].copy_from_slice(new);
             }
         }
-        File { now: bytes.clone(), durable: bytes }
+        File::durable(bytes)
     }
 }
 
@@ -328,15 +355,21 @@ impl DiskFile for FaultyFile {
             file.resize(to, 0);
         }
         file[from..to].copy_from_slice(bytes);
+        state.files[self.file].dirty.push(from..to);
         done
     }
 
     fn sync(&mut self) -> io::Result<()> {
         self.gate.pass();
         let mut state = lock(&self.state);
-        state.step(true)?;
-        let file = &mut state.files[self.file];
-        file.durable = file.now.clone();
+        let flushed = state.step(true);
+        let File { now, durable, dirty } = &mut state.files[self.file];
+        let dirty = std::mem::take(dirty);
+        flushed?;
+        durable.resize(now.len(), 0);
+        for range in dirty {
+            durable[range.clone()].copy_from_slice(&now[range]);
+        }
         Ok(())
     }
 }

@@ -130,9 +130,13 @@ fn a_full_disk_and_a_failed_flush_acknowledge_nothing() {
             // Nothing is known of what was not flushed; the process ends, and the power may fail as well.
             let (acknowledged, written) = (node.acknowledged, node.written);
             drop(node);
-            let disk = disk.after_power_cut(&mut rng);
-            let (_, found) = Node::start(disk).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            disk.mend();
+            let disk = if rng.below(2) == 0 { disk } else { disk.after_power_cut(&mut rng) };
+            let (_, found) = Node::start(disk.clone()).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             check(&found, acknowledged, written, seed);
+            // What the next process has read counts as durable.
+            let (_, after) = Node::start(disk.after_power_cut(&mut rng)).unwrap();
+            assert_eq!(after, found, "seed {seed}");
         }
     }
 }
@@ -248,4 +252,85 @@ fn the_vote_survives_while_the_current_segment_is_empty() {
         let (_, found) = Store::open_with(disk, None, SEGMENT).unwrap();
         assert_eq!(found.hard_state, hard_state, "{operations} operations, written: {is_written}");
     }
+}
+
+/// The next process answers for what it has read, so it must make that durable first.
+#[test]
+fn what_a_killed_process_has_written_is_flushed_by_the_next_one() {
+    for fault in [Fault::Killed, Fault::FailedFlush] {
+        for operations in 0..24 {
+            for seed in 0..20 {
+                let (disk, mut rng) = (FaultyDisk::default(), Rng::new(seed));
+                let (mut node, _) = Node::start(disk.clone()).unwrap();
+                disk.fail_after(operations, fault);
+                while node.write(1).is_ok() && node.written < 20 {}
+                disk.mend();
+                let (_, found) = Node::start(disk.clone()).unwrap();
+                let (_, after) = Node::start(disk.after_power_cut(&mut rng)).unwrap();
+                assert_eq!(after, found, "{fault:?} after {operations} operations, seed {seed}");
+            }
+        }
+    }
+}
+
+/// A deposed leader's entries are in the log, the last ones of a higher term than the snapshot that another node has sent since.
+#[test]
+fn stale_entries_behind_a_received_snapshot_are_skipped() {
+    let disk = FaultyDisk::default();
+    let (mut store, _) = Store::open_with(disk.clone(), None, SEGMENT).unwrap();
+    let record = |index, term| Record { index, term, is_membership: false, data: vec![1].into() };
+    let write = |records| Write { hard_state: HardState { term: 6, vote: 1, commit: 0 }, records };
+    store.append(&write((1..=8).map(|index| record(index, 4)).collect())).unwrap();
+    store.append(&write(vec![record(9, 6)])).unwrap();
+    write_received_snapshot(&disk, &Snapshot { term: 5, ..snapshot(4) }).unwrap();
+    drop(store);
+    let (mut store, found) = Store::open_with(disk.clone(), None, SEGMENT).unwrap();
+    assert_eq!(found.records, []);
+    store.append(&write(vec![record(5, 5), record(6, 7)])).unwrap();
+    drop(store);
+    let (_, found) = Store::open_with(disk, None, SEGMENT).unwrap();
+    assert_eq!(found.records, [record(5, 5), record(6, 7)]);
+}
+
+/// The entries that replace others are in the snapshot, and those that they replaced are not.
+#[test]
+fn entries_that_were_replaced_before_a_snapshot_do_not_come_back() {
+    let disk = FaultyDisk::default();
+    let (mut store, _) = Store::open_with(disk.clone(), None, SEGMENT).unwrap();
+    let record = |index, term| Record { index, term, is_membership: false, data: vec![1].into() };
+    let write = |records| Write { hard_state: HardState { term: 6, vote: 1, commit: 4 }, records };
+    store.append(&write((1..=8).map(|index| record(index, 5)).collect())).unwrap();
+    store.append(&write(vec![record(3, 4), record(4, 4)])).unwrap();
+    write_snapshot(&disk, &Snapshot { term: 4, ..snapshot(4) }).unwrap();
+    drop(store);
+    let (_, found) = Store::open_with(disk, None, SEGMENT).unwrap();
+    assert_eq!(found.records, []);
+}
+
+/// The file has its name, and the flush of the directory has failed. The next attempt must not rely on the name.
+#[test]
+fn a_received_snapshot_is_durable_at_the_next_attempt() {
+    for operations in 0..8 {
+        for seed in 0..10 {
+            let disk = FaultyDisk::default();
+            drop(Store::open_with(disk.clone(), None, SEGMENT).unwrap());
+            disk.fail_after(operations, Fault::FailedFlush);
+            drop(write_received_snapshot(&disk, &snapshot(9)));
+            disk.mend();
+            write_received_snapshot(&disk, &snapshot(9)).unwrap();
+            let disk = disk.after_power_cut(&mut Rng::new(seed));
+            let (_, found) = Store::open_with(disk, None, SEGMENT).unwrap();
+            assert_eq!(found.snapshot, Some(snapshot(9)), "{operations} operations");
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_under_another_name_is_refused() {
+    let disk = FaultyDisk::default();
+    drop(Store::open_with(disk.clone(), None, SEGMENT).unwrap());
+    write_snapshot(&disk, &snapshot(9)).unwrap();
+    disk.rename("snapshot-00000000000000000009", "snapshot-00000000000000000010").unwrap();
+    let opened = Store::open_with(disk, None, SEGMENT);
+    assert!(matches!(opened.map(drop), Err(StorageError::Damaged { .. })));
 }

@@ -97,19 +97,18 @@ impl<D: Disk> Log<D> {
             return Err(damaged(0, "frames before it are missing"));
         }
         let (mut offset, mut index) = (HEADER, 0);
+        let (mut last_frame, mut zeros) = (HEADER..HEADER, Vec::new());
         loop {
             match frame::find(&bytes, offset, self.next_number) {
                 Found::Frame { body, end } => {
                     // A frame may have no entries: that of a vote.
                     index = index.max(read(body).map_err(|what| damaged(offset, &what))?);
+                    last_frame = offset..end;
                     (offset, self.next_number) = (end, self.next_number + 1);
                 }
                 Found::Nothing => break,
                 Found::Torn if is_last => {
-                    let mut file = self.disk.open(name).map_err(|source| failed("open", source))?;
-                    let zeros = vec![0; bytes.len() - offset];
-                    file.write_at(&zeros, offset as u64).map_err(|source| failed("write", source))?;
-                    file.sync().map_err(|source| failed("flush", source))?;
+                    zeros = vec![0; bytes.len() - offset];
                     self.undone = Some(TornWrite { file: self.disk.path(name), offset });
                     tracing::warn!(file = self.disk.path(name), offset, "the last write was cut short and is undone");
                     break;
@@ -117,7 +116,15 @@ impl<D: Disk> Log<D> {
                 Found::Torn | Found::Damaged => return Err(damaged(offset, "the checksum does not match")),
             }
         }
-        let file = self.disk.open(name).map_err(|source| failed("open", source))?;
+        let mut file = self.disk.open(name).map_err(|source| failed("open", source))?;
+        if is_last {
+            // The last frame may be only in the system's memory: its writer may have been killed, or its flush may have failed. Then
+            // another flush does nothing, unless the frame is written again.
+            let start = last_frame.start;
+            let end = [&bytes[last_frame], &zeros].concat();
+            file.write_at(&end, start as u64).map_err(|source| failed("write", source))?;
+            file.sync().map_err(|source| failed("flush", source))?;
+        }
         Ok(Segment { name: name.to_owned(), file, end: offset, size: bytes.len(), index })
     }
 

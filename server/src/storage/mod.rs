@@ -121,6 +121,8 @@ impl<D: Disk> Store<D> {
                 return Err(StorageError::NoWatermark { directory: disk.path(""), undone: log.undone().cloned() });
             }
         };
+        // A process that was killed may have renamed files without a flush of the directory.
+        disk.sync().map_err(|source| StorageError::io("flush", disk.path(""), source))?;
         let last = recovered.last_index();
         let (index, tokens) = (recovered.watermark.index, recovered.watermark.tokens);
         if last < index && raise_above.is_none_or(|above| above < tokens) {
@@ -230,7 +232,8 @@ pub fn write_snapshot<D: Disk>(disk: &D, snapshot: &Snapshot) -> Result<(), Stor
     snapshot::write(disk, snapshot)
 }
 
-/// Writes a snapshot that another node has sent, as [`write_snapshot`] does. May be done while this node writes one of its own.
+/// Makes a snapshot durable that another node has sent, unless there is a newer one. May be done while this node writes one of its own,
+/// and not while it writes another one that it has received.
 ///
 /// # Errors
 ///
@@ -263,12 +266,17 @@ impl Recovered {
         let (base, base_term) = self.base();
         self.hard_state = write.hard_state;
         for record in write.records {
-            // Terms never fall along a log. An entry after the snapshot with a lower term was never committed, and was in the log
-            // when another node's snapshot replaced it.
-            if record.index <= base || record.term < base_term {
+            if record.index <= base {
+                // It has replaced what followed it.
+                self.records.clear();
                 continue;
             }
+            // Terms never fall along a log. An entry after the snapshot with a lower term was never committed, and was in the log
+            // when another node's snapshot replaced it. Entries that follow it then may have a higher term.
             let next = self.records.last().map_or(base, |last| last.index) + 1;
+            if record.term < base_term || (record.index > next && self.records.is_empty()) {
+                continue;
+            }
             if record.index > next {
                 return Err(format!("entry {} follows entry {}", record.index, next - 1));
             }

@@ -40,12 +40,25 @@ pub(super) fn write<D: Disk>(disk: &D, snapshot: &Snapshot) -> Result<(), Storag
     write_as(disk, snapshot, UNFINISHED)
 }
 
-/// Makes a snapshot of another node durable, then removes older ones.
+/// Makes a snapshot of another node durable, unless there is a newer one, then removes older ones.
 pub(super) fn write_received<D: Disk>(disk: &D, snapshot: &Snapshot) -> Result<(), StorageError> {
+    if read(disk)?.is_some_and(|own| own.index >= snapshot.index) {
+        // An earlier attempt may have failed after the file got its name.
+        return disk.sync().map_err(|source| StorageError::io("name", disk.path(RECEIVED), source));
+    }
     write_as(disk, snapshot, RECEIVED)
 }
 
 fn write_as<D: Disk>(disk: &D, snapshot: &Snapshot, unfinished: &str) -> Result<(), StorageError> {
+    let written = try_write_as(disk, snapshot, unfinished);
+    if written.is_err() {
+        // On a full disk the log needs the space.
+        drop(remove(disk, unfinished));
+    }
+    written
+}
+
+fn try_write_as<D: Disk>(disk: &D, snapshot: &Snapshot, unfinished: &str) -> Result<(), StorageError> {
     let failed = |what| move |source| StorageError::io(what, disk.path(unfinished), source);
     let body = postcard::to_allocvec(snapshot).map_err(io::Error::other).map_err(failed("encode"))?;
     remove(disk, unfinished).map_err(failed("remove"))?;
@@ -73,8 +86,12 @@ pub(super) fn read<D: Disk>(disk: &D) -> Result<Option<Snapshot>, StorageError> 
     let Some(name) = all(disk)?.pop() else { return Ok(None) };
     let bytes = disk.read(&name).map_err(|source| StorageError::io("read", disk.path(&name), source))?;
     let body = check(&bytes).map_err(|wrong| wrong.of(disk.path(&name)))?;
-    let snapshot = postcard::from_bytes(body);
-    snapshot.map(Some).map_err(|error| StorageError::damaged(disk.path(&name), HEADER, error.to_string()))
+    let damaged = |what: String| StorageError::damaged(disk.path(&name), HEADER, what);
+    let snapshot: Snapshot = postcard::from_bytes(body).map_err(|error| damaged(error.to_string()))?;
+    match name == self::name(snapshot.index) {
+        true => Ok(Some(snapshot)),
+        false => Err(damaged(format!("it ends at entry {}, and its name is that of another", snapshot.index))),
+    }
 }
 
 fn all<D: Disk>(disk: &D) -> Result<Vec<String>, StorageError> {
