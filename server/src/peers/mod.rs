@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -66,6 +67,8 @@ pub(crate) struct Peers<D: Disk> {
     addresses: watch::Sender<BTreeMap<u64, String>>,
     /// Snapshots on their way to other members.
     sending: RefCell<JoinSet<()>>,
+    /// Held while a received snapshot is written.
+    receiving: Arc<Mutex<()>>,
     /// Bounds the requests of operators that cost connections to other members, or memory.
     admin_places: Semaphore,
     /// The backup that an operator reads, with its number.
@@ -99,6 +102,7 @@ impl<D: Disk> Peers<D> {
             links: RefCell::default(),
             addresses: watch::Sender::default(),
             sending: RefCell::default(),
+            receiving: Arc::default(),
             admin_places: Semaphore::new(ADMIN_PLACES),
             backup: RefCell::default(),
             notices: RefCell::default(),

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::rc::Rc;
+use std::sync::{Mutex, PoisonError};
 
 use super::wire::{self, Answer, FRAME_BYTES, Purpose};
 use super::{Peers, blocking};
@@ -79,17 +80,47 @@ impl<D: Disk> Peers<D> {
             wire::read_frame(&mut stream, &mut chunk, FRAME_BYTES).await?;
             bytes.extend_from_slice(&chunk);
         }
-        let disk = self.disk.clone();
+        let (disk, receiving) = (self.disk.clone(), self.receiving.clone());
         let snapshot = blocking(move || {
             let snapshot: Snapshot = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
-            let newest = read_snapshot(&disk).map_err(io::Error::other)?.map_or(0, |own| own.index);
-            if snapshot.index > newest {
-                write_received_snapshot(&disk, &snapshot).map_err(io::Error::other)?;
-            }
+            keep_received(&disk, &receiving, &snapshot)?;
             Ok(snapshot)
         });
         let snapshot = snapshot.await?;
         self.server.step(Input::ReceivedSnapshot(message, Box::new(snapshot)));
         wire::send(&mut stream, &Answer::Welcome).await
+    }
+}
+
+/// Makes a received snapshot durable. Two leaders may send one at the same time, and both are written to the same file first.
+fn keep_received<D: Disk>(disk: &D, receiving: &Mutex<()>, snapshot: &Snapshot) -> io::Result<()> {
+    let _alone = receiving.lock().unwrap_or_else(PoisonError::into_inner);
+    write_received_snapshot(disk, snapshot).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::Membership;
+    use crate::storage::disk::RealDisk;
+
+    #[test]
+    fn snapshots_that_are_received_at_the_same_time_are_written_one_after_the_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = RealDisk::open(directory.path().to_owned()).unwrap();
+        let receiving = Mutex::new(());
+        for round in 0..20 {
+            std::thread::scope(|scope| {
+                for sender in 1..=4 {
+                    let index = round * 4 + sender;
+                    let (disk, receiving) = (&disk, &receiving);
+                    let machine = vec![index as u8; 50_000];
+                    let snapshot = Snapshot { index, term: 1, membership: Membership::default(), machine };
+                    scope.spawn(move || keep_received(disk, receiving, &snapshot).unwrap());
+                }
+            });
+            let found = read_snapshot(&disk).unwrap().unwrap();
+            assert_eq!((found.index, found.machine[0]), (round * 4 + 4, (round * 4 + 4) as u8));
+        }
     }
 }

@@ -5,15 +5,20 @@ use palisade_core::Command;
 /// The first byte of the data: the version of its format.
 const FORMAT: u8 = 1;
 
-pub(super) fn encode<'a>(commands: impl Iterator<Item = &'a Command>) -> Vec<u8> {
-    let mut data = vec![FORMAT];
+/// An entry gets no further command once it has this many bytes. Members refuse messages that are much larger.
+const ENTRY_BYTES: usize = 1 << 20;
+
+/// Encodes commands as entries, and counts those in each.
+pub(super) fn encode<'a>(commands: impl Iterator<Item = &'a Command>) -> Vec<(usize, Vec<u8>)> {
+    let mut entries: Vec<(usize, Vec<u8>)> = Vec::new();
     for command in commands {
-        data = match postcard::to_extend(command, data) {
-            Ok(data) => data,
+        let (count, data) = entries.pop_if(|(_, data)| data.len() < ENTRY_BYTES).unwrap_or_else(|| (0, vec![FORMAT]));
+        match postcard::to_extend(command, data) {
+            Ok(data) => entries.push((count + 1, data)),
             Err(error) => unreachable!("a command can always be encoded: {error}"),
-        };
+        }
     }
-    data
+    entries
 }
 
 /// Decodes an entry's data. The empty entry that begins a term has no commands.

@@ -67,7 +67,8 @@ impl<C, R> Replica<C, R> {
     /// Returns the entries of the next snapshot, once they are larger than this many bytes, or another member needs it.
     pub fn compaction(&mut self, larger_than: usize) -> Option<Compaction> {
         let larger_than = if self.node.store().needs_newer_snapshot() { 0 } else { larger_than };
-        if self.is_compacting || self.bytes_since_snapshot <= larger_than || self.applied == 0 {
+        let is_small = self.applied_bytes <= larger_than.max(self.failed_bytes);
+        if self.compacting_bytes.is_some() || is_small {
             return None;
         }
         let index = self.applied;
@@ -76,8 +77,8 @@ impl<C, R> Replica<C, R> {
         let is_normal = |entry: &&raft::eraftpb::Entry| entry.entry_type == raft::eraftpb::EntryType::EntryNormal;
         let entries = store.up_to(index).filter(is_normal).map(|entry| (entry.index, entry.data.clone()));
         let (entries, membership) = (entries.collect(), store.membership().clone());
-        self.is_compacting = true;
-        self.bytes_since_snapshot = 0;
+        self.compacting_bytes = Some(std::mem::take(&mut self.applied_bytes));
+        self.failed_bytes = 0;
         Some(Compaction { entries, index, term, membership })
     }
 
@@ -88,9 +89,13 @@ impl<C, R> Replica<C, R> {
 
     /// Reports the end of a compaction: with a durable snapshot, or without one.
     pub fn compacted(&mut self, compacted: Option<Compacted>) {
-        self.is_compacting = false;
-        if let Some(Compacted { index, membership }) = compacted {
-            self.node.mut_store().forget(index, membership);
+        let bytes = self.compacting_bytes.take().unwrap_or(0);
+        match compacted {
+            Some(Compacted { index, membership }) => self.node.mut_store().forget(index, membership),
+            None => {
+                self.applied_bytes += bytes;
+                self.failed_bytes = self.applied_bytes;
+            }
         }
     }
 }

@@ -159,9 +159,12 @@ pub struct Replica<C, R> {
     /// The write after which the last installed snapshot counts as applied.
     installing: Option<u64>,
     members_changed: bool,
-    /// Bytes of entries since the last snapshot was begun.
-    bytes_since_snapshot: usize,
-    is_compacting: bool,
+    /// Bytes of applied entries that are not in a snapshot.
+    applied_bytes: usize,
+    /// The bytes of the snapshot that is being made, which were counted before.
+    compacting_bytes: Option<usize>,
+    /// A snapshot that could not be made is tried again only with more bytes than this.
+    failed_bytes: usize,
     ticks: u64,
     /// The tick at which each other member was last known to answer, while this one leads. The consensus library forgets it once in
     /// every election time-out.
@@ -226,8 +229,9 @@ impl<C, R> Replica<C, R> {
             received: None,
             installing: None,
             members_changed: true,
-            bytes_since_snapshot: 0,
-            is_compacting: false,
+            applied_bytes: 0,
+            compacting_bytes: None,
+            failed_bytes: 0,
             ticks: 0,
             answered_at: BTreeMap::new(),
         })
@@ -345,28 +349,25 @@ impl<C, R> Replica<C, R> {
         }
     }
 
-    /// Proposes commands, as one entry.
+    /// Proposes commands, as one entry or, if they are large, as several.
     ///
     /// # Errors
     ///
-    /// This member does not lead, or is about to let another lead. The commands are returned, and nothing has happened.
-    pub fn propose(&mut self, commands: Vec<Proposal<C>>) -> Result<(), Vec<Proposal<C>>> {
-        if commands.is_empty() {
-            return Ok(());
-        }
+    /// This member does not lead, or is about to let another lead. The commands that were not proposed are returned.
+    pub fn propose(&mut self, mut commands: Vec<Proposal<C>>) -> Result<(), Vec<Proposal<C>>> {
         // A follower's proposal would be sent to the leader, which may have decided otherwise meanwhile.
         if self.node.raft.state != StateRole::Leader {
             return Err(commands);
         }
-        let data = batch::encode(commands.iter().map(|proposal| &proposal.command));
-        match self.node.propose(Vec::new(), data) {
-            Ok(()) => {
-                let (index, term) = (self.node.raft.raft_log.last_index(), self.node.raft.term);
-                self.proposed.push_back(Proposed { index, term, commands });
-                Ok(())
+        for (count, data) in batch::encode(commands.iter().map(|proposal| &proposal.command)) {
+            if self.node.propose(Vec::new(), data).is_err() {
+                return Err(commands);
             }
-            Err(_) => Err(commands),
+            let rest = commands.split_off(count);
+            let (index, term) = (self.node.raft.raft_log.last_index(), self.node.raft.term);
+            self.proposed.push_back(Proposed { index, term, commands: std::mem::replace(&mut commands, rest) });
         }
+        Ok(())
     }
 
     /// Queues a linearizable read. It is answered if this member leads.
@@ -450,10 +451,10 @@ impl<C, R> Replica<C, R> {
             return Ok(());
         }
         let machine = Machine::restore(&snapshot.machine)?.with_hash_key(self.hash_key);
-        self.received = Some((snapshot.index, machine, snapshot.membership.clone()));
         drop(self.node.step(message.with_snapshot(snapshot).0));
-        if self.node.snap().is_none() {
-            self.received = None;
+        // The consensus library ignores the snapshot of a leader that was deposed, also while it waits to install another one.
+        if self.node.snap().is_some_and(|accepted| accepted.get_metadata().index == snapshot.index) {
+            self.received = Some((snapshot.index, machine, snapshot.membership.clone()));
         }
         Ok(())
     }
@@ -523,7 +524,6 @@ impl<C, R> Replica<C, R> {
         // A new commit index alone waits for the next write: a restarted member learns it from the leader again.
         if ready.must_sync() {
             let records: Vec<_> = entries.iter().map(tail::record).collect();
-            self.bytes_since_snapshot += records.iter().map(|record| record.data.len() + OVERHEAD).sum::<usize>();
             let write = Write { hard_state: self.node.store().hard_state(), records };
             self.last_write = ready.number();
             outputs.persist.push((ready.number(), write));
@@ -552,7 +552,7 @@ impl<C, R> Replica<C, R> {
         };
         self.machine = machine;
         self.applied = index;
-        self.bytes_since_snapshot = 0;
+        self.applied_bytes = 0;
         self.node.mut_store().restart(index, term, membership);
         self.members_changed = true;
     }
@@ -560,6 +560,7 @@ impl<C, R> Replica<C, R> {
     fn apply(&mut self, committed: Vec<Entry>, outputs: &mut Outputs<C, R>) {
         for entry in committed {
             let (index, term) = (entry.index, entry.term);
+            self.applied_bytes += entry.data.len() + OVERHEAD;
             if entry.entry_type != EntryType::EntryNormal {
                 self.apply_membership(&entry);
             } else if self.proposed.front().is_some_and(|first| first.index == index && first.term == term) {

@@ -255,8 +255,7 @@ fn a_member_with_an_older_copy_of_its_log_applies_none_of_it() {
     exchange(&mut members);
     assert_eq!((members[0].is_leader(), members[0].term(), members[0].last_index()), (true, 2, 1));
 
-    recovered.records =
-        vec![Record { index: 1, term: 1, is_membership: false, data: batch::encode([].iter()).into() }];
+    recovered.records = vec![Record { index: 1, term: 1, is_membership: false, data: Vec::new().into() }];
     let mut copy: Replica<u32, u32> = Replica::new(2, &founders, 7, &recovered).unwrap();
     members[0].tick(ELECTION_TICKS);
     let heartbeat = members[0].outputs().messages.into_iter().find(|message| message.to() == 2).unwrap();
@@ -269,7 +268,7 @@ fn a_member_with_an_older_copy_of_its_log_applies_none_of_it() {
 #[test]
 fn a_heartbeat_without_a_term_lets_a_member_apply_nothing() {
     let founders = Membership { voters: vec![1, 2, 3], ..Membership::default() };
-    let records = vec![Record { index: 1, term: 1, is_membership: false, data: batch::encode([].iter()).into() }];
+    let records = vec![Record { index: 1, term: 1, is_membership: false, data: Vec::new().into() }];
     let hard_state = HardState { term: 1, ..HardState::default() };
     let recovered = Recovered { hard_state, records, ..Recovered::default() };
     let mut member: Replica<u32, u32> = Replica::new(2, &founders, 7, &recovered).unwrap();
@@ -289,4 +288,69 @@ fn a_heartbeat_without_a_term_lets_a_member_apply_nothing() {
     };
     assert_eq!(heartbeat(0), 0);
     assert_eq!(heartbeat(1), 1);
+}
+
+/// Other members refuse messages that are much larger than an entry may be.
+#[test]
+fn many_large_commands_become_several_entries() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut node = Node::start(directory.path());
+    let before = node.replica.last_index();
+    let reason = Label::new(&"x".repeat(200 << 10));
+    let lock = LockName::new("a").unwrap();
+    let by = Label::new("");
+    let command = Command::ForceRelease { lock, only: None, by, reason };
+    let proposals = (0..20).map(|origin| Proposal { command: command.clone(), origin }).collect();
+    node.replica.propose(proposals).unwrap();
+    let origins: Vec<_> = node.run().0.into_iter().filter_map(|done| done.origin).collect();
+    assert_eq!(origins, (0..20).collect::<Vec<_>>());
+    let entries = node.replica.last_index() - before;
+    assert!((3..=5).contains(&entries), "{entries} entries for 4 MB");
+}
+
+/// A node that restarts often must not keep its log for ever.
+#[test]
+fn entries_from_before_a_restart_count_for_the_next_snapshot() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut node = Node::start(directory.path());
+    let session = node.open();
+    (0..50).for_each(|number| drop(node.acquire(session, &format!("lock/{number}"))));
+    assert!(node.replica.compaction(1_000_000).is_none());
+    drop(node);
+    let mut node = Node::start(directory.path());
+    let compaction = node.replica.compaction(3_000).expect("50 entries are larger");
+    // It could not be written. It is tried again, but not at once.
+    drop(compaction);
+    node.replica.compacted(None);
+    assert!(node.replica.compaction(0).is_none());
+    node.acquire(session, "another").unwrap();
+    let compacted = node.replica.compaction(3_000).unwrap().carry_out(&node.disk).unwrap();
+    assert_eq!(compacted.index, node.replica.applied());
+    node.replica.compacted(Some(compacted));
+    assert!(node.replica.compaction(0).is_none());
+}
+
+/// The snapshot of a leader that was deposed comes while that of the next one waits to be installed.
+#[test]
+fn a_snapshot_that_is_ignored_does_not_replace_the_one_before_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut leader = Node::start(directory.path());
+    let founders = Membership { voters: vec![1, 2], ..Membership::default() };
+    let mut snapshot_now = |term| {
+        leader.open();
+        let (index, machine) = (leader.replica.applied(), leader.replica.machine().snapshot());
+        Snapshot { index, term, membership: founders.clone(), machine }
+    };
+    let (older, newer) = (snapshot_now(6), snapshot_now(7));
+    for (first, second) in [(&newer, &older), (&older, &newer)] {
+        // The second one comes from an earlier term.
+        let mut replica: Replica<u32, u32> = Replica::new(2, &founders, 7, &Recovered::default()).unwrap();
+        for (snapshot, term) in [(first, 8), (second, 7)] {
+            let message = Message { msg_type: MessageType::MsgSnapshot, from: 1, to: 2, term, ..Message::default() };
+            replica.receive_snapshot(PeerMessage(message), snapshot).unwrap();
+        }
+        let (number, _) = replica.outputs().persist.pop().expect("the snapshot's term is written");
+        replica.persisted(number);
+        assert_eq!((replica.applied(), replica.machine().snapshot()), (first.index, first.machine.clone()));
+    }
 }
