@@ -45,7 +45,7 @@ impl World {
                 }
             }
             3 | 4 => self.cut_power(host, "fault: power cut"),
-            5 => self.schedule_power_cut(host),
+            5 => self.stop_within_write(host),
             6 => {
                 for host in 0..self.hosts.len() {
                     self.cut_power(host, "fault: power cut of all nodes");
@@ -187,23 +187,30 @@ impl World {
         self.schedule_restart(host);
     }
 
-    /// The power fails after the next few operations of the disk.
-    fn schedule_power_cut(&mut self, host: usize) {
+    /// The power fails after the next few operations of the disk, or the process is killed.
+    fn stop_within_write(&mut self, host: usize) {
         if self.hosts[host].running.is_some() {
-            self.count("fault: power cut within a disk operation");
+            let (what, fault) = match self.rng.below(2) {
+                0 => ("fault: power cut within a disk operation", Fault::PowerCut),
+                _ => ("fault: node killed within a disk operation", Fault::Killed),
+            };
+            self.count(what);
             let operations = self.rng.below(12);
-            self.hosts[host].disk.fail_after(operations, Fault::PowerCut);
+            self.hosts[host].disk.fail_after(operations, fault);
         }
     }
 
     /// A write or a flush of a node has failed: the process ends.
     pub(super) fn disk_failed(&mut self, host: usize) {
         self.note(format_args!("the disk of node {} fails", self.hosts[host].id));
-        if self.hosts[host].disk.is_full() {
+        let disk = &self.hosts[host].disk;
+        // After a failed flush it is unknown what is on the disk. The next process still reads what this one has written.
+        let has_power = disk.is_full() || disk.is_killed() || (!disk.is_dead() && self.rng.below(2) == 0);
+        if has_power {
+            self.hosts[host].disk.kill_writer();
             self.stop_host(host);
             self.schedule_restart(host);
         } else {
-            // After a failed flush it is unknown what is on the disk.
             self.lose_power(host);
         }
     }

@@ -1,6 +1,7 @@
 //! A machine with a node of the service on it: its disk, its clock, and the writes that are on their way.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,9 @@ use bytes::Bytes;
 use palisade_server::node::{ConnectionId, Input, Node, NodeConfig, Principal, Protocol, RequestContext, Seeds};
 use palisade_server::replica::{Compaction, PeerMessage};
 use palisade_server::resp::SimulatedConnection;
-use palisade_server::storage::{HardState, Identity, Member, Membership, Snapshot, Stage, Store, Write};
+use palisade_server::storage::{
+    HardState, Identity, Member, Membership, Snapshot, Stage, StorageError, Store, Write,
+};
 
 use super::clock::Clock;
 use super::plan::Plan;
@@ -62,6 +65,19 @@ pub(super) struct Started {
     pub(super) is_log_shorter: bool,
     /// It has forgotten its term, or its vote in that term.
     pub(super) has_forgotten_vote: bool,
+}
+
+/// Why a node does not start.
+pub(super) struct StartError {
+    /// Its disk fails, and is not damaged.
+    pub(super) is_io: bool,
+    what: String,
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
 }
 
 /// What comes to a machine from outside.
@@ -131,9 +147,12 @@ impl Host {
     }
 
     /// Starts its node; fails if the disk cannot be used.
-    pub(super) fn start(&mut self, now: Duration, plan: &Plan, rate: i64) -> Result<Started, String> {
+    pub(super) fn start(&mut self, now: Duration, plan: &Plan, rate: i64) -> Result<Started, StartError> {
         let opened = Store::open_with(self.disk.clone(), None, plan.segment_size);
-        let (store, found) = opened.map_err(|error| error.to_string())?;
+        let (store, found) = opened.map_err(|error| StartError {
+            is_io: matches!(error, StorageError::Io { .. }),
+            what: error.to_string(),
+        })?;
         self.starts += 1;
         self.has_begun = true;
         let config = NodeConfig {
@@ -154,7 +173,8 @@ impl Host {
             stage: Stage::Member,
         };
         let seeds = Seeds { hash_key: 7, session_ids: self.starts << 8 | self.id };
-        let node = Node::new(config, &identity, &found, seeds, None).map_err(|error| error.to_string())?;
+        let node = Node::new(config, &identity, &found, seeds, None)
+            .map_err(|error| StartError { is_io: false, what: error.to_string() })?;
         let records = found.records.iter().map(|record| {
             // Membership changes apply no command.
             let data = if record.is_membership { Bytes::new() } else { record.data.clone() };

@@ -41,12 +41,11 @@ impl World {
             }
             Err(error) => {
                 self.note(format_args!("node {} does not start: {error}", self.hosts[host].id));
-                if self.hosts[host].is_damaged {
+                if self.hosts[host].is_damaged && !error.is_io {
                     self.count("path: node refuses a damaged disk");
                     self.hosts[host].needs_replacement = true;
-                } else if self.hosts[host].disk.is_failing() {
-                    let again = Duration::from_secs(1);
-                    self.schedule_in(again, WorldEvent::Restart { host });
+                } else if error.is_io {
+                    self.disk_failed(host);
                 } else {
                     self.fail(format!("A: node {} does not start: {error}", self.hosts[host].id));
                 }
@@ -115,10 +114,6 @@ impl World {
                 running.node.step(time, Input::Disconnected { connection, delivered: true });
             }
             Arrival::Snapshot(message, snapshot) => {
-                let newest = read_snapshot(&machine.disk).ok().flatten().map_or(0, |own| own.index);
-                if snapshot.index <= newest {
-                    return;
-                }
                 if write_received_snapshot(&machine.disk, &snapshot).is_err() {
                     return self.disk_failed(host);
                 }

@@ -62,6 +62,7 @@ pub const EXPECTED: &[&str] = &[
     "fault: node killed",
     "fault: power cut",
     "fault: power cut within a disk operation",
+    "fault: node killed within a disk operation",
     "fault: power cut in a new term",
     "fault: power cut while entries are replaced",
     "fault: power cut of all nodes",

@@ -376,7 +376,7 @@ impl World {
             }
             WorldEvent::RepairDisk { host } => {
                 self.note(format_args!("the disk of node {} has space again", self.hosts[host].id));
-                self.hosts[host].disk.mend();
+                self.hosts[host].disk.make_space();
             }
             WorldEvent::Damage { host, how, until } => self.damage(host, how, until),
             WorldEvent::Add { host, until } => self.add_cut_off(host, until),
