@@ -1,5 +1,6 @@
 //! A timer wheel for very many deadlines. Moving a deadline back only changes the map: the entry is found, and put into
-//! its new slot, when its old slot comes round.
+//! its new slot, when its old slot comes round. Bringing a deadline forward puts a second entry into an earlier slot. The
+//! map says which of the two counts; the wheel drops the other one when its slot comes round.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -15,10 +16,17 @@ pub type Moment = Duration;
 
 /// Deadlines by key.
 pub(super) struct Wheel<K> {
-    deadlines: HashMap<K, Moment>,
+    deadlines: HashMap<K, Deadline>,
     slots: Vec<Vec<K>>,
     /// The next slot to look at, counted from the start.
     next: u64,
+}
+
+struct Deadline {
+    at: Moment,
+    /// The tick that visits the entry that counts. It is less than one turn ahead. An entry that another tick visits is
+    /// stale.
+    visit: u64,
 }
 
 impl<K: Copy + Eq + Hash> Wheel<K> {
@@ -28,8 +36,10 @@ impl<K: Copy + Eq + Hash> Wheel<K> {
 
     /// Sets or moves a deadline.
     pub(super) fn set(&mut self, key: K, at: Moment) {
-        if self.deadlines.insert(key, at).is_none_or(|before| at < before) {
-            self.put(key, at);
+        match self.deadlines.get_mut(&key) {
+            // The entry is visited in time, and then put into its new slot.
+            Some(deadline) if deadline.visit <= tick_of(at).max(self.next) => deadline.at = at,
+            _ => self.put(key, at),
         }
     }
 
@@ -43,7 +53,7 @@ impl<K: Copy + Eq + Hash> Wheel<K> {
     }
 
     pub(super) fn get(&self, key: K) -> Option<Moment> {
-        self.deadlines.get(&key).copied()
+        self.deadlines.get(&key).map(|deadline| deadline.at)
     }
 
     pub(super) fn remove(&mut self, key: K) {
@@ -56,9 +66,10 @@ impl<K: Copy + Eq + Hash> Wheel<K> {
     }
 
     fn put(&mut self, key: K, at: Moment) {
-        // Rounded up, so that nothing is due before its time.
-        let tick = u64::try_from(at.as_nanos().div_ceil(TICK.as_nanos())).unwrap_or(u64::MAX).max(self.next);
-        self.slots[(tick % SLOTS as u64) as usize].push(key);
+        let ahead = tick_of(at).saturating_sub(self.next) % SLOTS as u64;
+        let visit = self.next + ahead;
+        self.deadlines.insert(key, Deadline { at, visit });
+        self.slots[(visit % SLOTS as u64) as usize].push(key);
     }
 
     /// Returns when to look for passed deadlines again, not later than so many ticks after the last look.
@@ -71,25 +82,34 @@ impl<K: Copy + Eq + Hash> Wheel<K> {
     /// Removes and returns the keys whose deadlines have passed.
     pub(super) fn due(&mut self, now: Moment) -> Vec<K> {
         let last = u64::try_from(now.as_nanos() / TICK.as_nanos()).unwrap_or(u64::MAX);
-        let mut due = Vec::new();
+        let (mut due, mut later) = (Vec::new(), Vec::new());
         // One turn visits every slot, however long the last call is ago.
-        for _ in 0..SLOTS.min((last + 1).saturating_sub(self.next) as usize) {
-            let slot = std::mem::take(&mut self.slots[(self.next % SLOTS as u64) as usize]);
-            self.next += 1;
-            for key in slot {
-                match self.deadlines.get(&key).copied() {
-                    Some(at) if at <= now => {
-                        self.deadlines.remove(&key);
-                        due.push(key);
-                    }
-                    Some(at) => self.put(key, at),
-                    None => {}
+        let ticks = (last + 1).saturating_sub(self.next).min(SLOTS as u64);
+        for tick in self.next..self.next + ticks {
+            for key in std::mem::take(&mut self.slots[(tick % SLOTS as u64) as usize]) {
+                let Some(deadline) = self.deadlines.get_mut(&key).filter(|deadline| deadline.visit == tick) else {
+                    continue;
+                };
+                if deadline.at <= now {
+                    self.deadlines.remove(&key);
+                    due.push(key);
+                } else {
+                    // The same slot may have a stale entry of the key.
+                    deadline.visit = u64::MAX;
+                    later.push((key, deadline.at));
                 }
             }
         }
         self.next = self.next.max(last + 1);
+        // Only now: these entries are visited in the next turn.
+        later.into_iter().for_each(|(key, at)| self.put(key, at));
         due
     }
+}
+
+/// Returns the tick of a deadline. Rounded up, so that nothing is due before its time.
+fn tick_of(at: Moment) -> u64 {
+    u64::try_from(at.as_nanos().div_ceil(TICK.as_nanos())).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -158,5 +178,69 @@ mod tests {
         let mut due = wheel.due(MS * 1_000_000);
         due.sort_unstable();
         assert_eq!(due.len(), 2_000);
+    }
+
+    fn entries<K>(wheel: &Wheel<K>) -> usize {
+        wheel.slots.iter().map(Vec::len).sum()
+    }
+
+    #[test]
+    fn moving_a_deadline_forward_and_back_adds_no_entry_for_good() {
+        const TURN: u32 = 20 * SLOTS as u32;
+        // Some are whole turns of the wheel apart.
+        for (far, near) in [(5_000, 100), (90_000, 100), (TURN + 100, 100), (3 * TURN + 100, TURN + 100)] {
+            for step in [0, 1, 40, 150] {
+                let case = format!("far {far}, near {near}, step {step}");
+                let mut wheel = Wheel::new();
+                let mut now = 0;
+                for _ in 0..10_000 {
+                    now += step;
+                    assert_eq!(wheel.due(MS * now), [], "{case}");
+                    wheel.set('a', MS * (now + far));
+                    wheel.set('a', MS * (now + near));
+                    wheel.set('a', MS * (now + far));
+                }
+                // At most one stale entry for each time that the deadline was brought forward within a turn.
+                assert!(entries(&wheel) <= 2 + (TURN / near) as usize, "{case}: {}", entries(&wheel));
+                let end = now + far;
+                while now + 20 < end {
+                    now += 20;
+                    assert_eq!(wheel.due(MS * now), [], "{case}");
+                    if now + far >= end + TURN {
+                        assert_eq!(entries(&wheel), 1, "{case}");
+                    }
+                }
+                assert_eq!(wheel.due(MS * (end + 20)), ['a'], "{case}");
+                wheel.due(MS * (end + 20 + TURN));
+                assert_eq!(entries(&wheel), 0, "{case}");
+            }
+        }
+    }
+
+    #[test]
+    fn random_deadlines_are_due_in_the_tick_after_their_time() {
+        let mut random = crate::node::random::Random::new(1);
+        let mut below = |bound: u64| random.draw() % bound;
+        let mut wheel = Wheel::new();
+        let mut deadlines = HashMap::new();
+        let mut now = Moment::ZERO;
+        for _ in 0..20_000 {
+            for _ in 0..below(4) {
+                let (key, at) = (below(20), now + Duration::from_millis(below(3) * below(50_000)));
+                if below(5) == 0 {
+                    wheel.remove(key);
+                    deadlines.remove(&key);
+                } else {
+                    wheel.set(key, at);
+                    deadlines.insert(key, at);
+                }
+            }
+            // Sometimes several turns.
+            now += Duration::from_millis(if below(500) == 0 { below(100_000) } else { below(60) });
+            for key in wheel.due(now) {
+                assert!(deadlines.remove(&key).is_some_and(|at| at <= now), "{key} is due too early");
+            }
+            assert!(deadlines.values().all(|at| now < *at + TICK), "a deadline is not found at {now:?}");
+        }
     }
 }
