@@ -359,6 +359,7 @@ impl Node {
         self.reads = VecDeque::new();
         self.clients = Clients::default();
         self.sessions.clear();
+        self.user_sessions.forget_opening();
         self.waits = Waits::new();
         self.watches = Watches::default();
     }

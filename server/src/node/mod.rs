@@ -21,6 +21,8 @@ mod queue_limit;
 mod random;
 mod response;
 mod sessions;
+#[cfg(test)]
+mod tests;
 mod tokens;
 mod user_sessions;
 mod waits;

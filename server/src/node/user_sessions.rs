@@ -60,6 +60,11 @@ impl UserSessions {
         }
     }
 
+    /// Forgets the sessions that are about to be opened: the node has lost the leadership, and does not answer the requests.
+    pub(super) fn forget_opening(&mut self) {
+        self.counts.values_mut().for_each(|sessions| sessions.opening = 0);
+    }
+
     pub(super) fn opened(&mut self, session: SessionId, machine: &Machine) {
         let label = self.bound.and_then(|_| Some(machine.session(session)?.label()));
         if let Some(user) = label.and_then(|label| owner(label.as_str())) {
