@@ -54,6 +54,9 @@ impl Node {
     }
 
     pub(super) fn extend_held(&mut self, id: RequestId, locks: LockNames, secret: Secret, time: Extension) {
+        if self.is_expiring(&locks, &secret) {
+            return self.reply(id, OTHERS);
+        }
         let ttl = match (time, self.time_left(&locks, &secret)) {
             (Extension::For(ttl), _) | (Extension::Replace(ttl), Some(_)) => Ok(ttl),
             (Extension::Add(extra), Some(left)) => Ttl::from_ms(left.saturating_add(extra)),
@@ -63,11 +66,28 @@ impl Node {
         match ttl {
             Ok(ttl) => {
                 let ttl = self.at_least_shortest(ttl);
+                self.sessions.extending(&locks, &secret);
+                let kind = ReplyKind::Extended { locks: locks.clone(), secret: secret.clone() };
                 let extend = Command::ExtendHeld { locks, secret, ttl };
-                self.submit_for(id.connection, extend, Origin::Request(id, ReplyKind::Matched));
+                self.submit_for(id.connection, extend, Origin::Request(id, kind));
             }
             Err(bad) => self.refuse(id, Refused::OverBound(format!("{bad}; nothing was changed"))),
         }
+    }
+
+    /// Returns whether any of these locks is held with this secret by a session whose deadline has passed. The command that
+    /// ends the session is queued or proposed, so an extension would be acknowledged and then be void.
+    pub(super) fn is_expiring<'a>(&self, locks: impl IntoIterator<Item = &'a LockName>, secret: &Secret) -> bool {
+        let machine = self.replica.machine();
+        let is_expiring = |lock| match machine.held_with_secret(lock) {
+            Ok(Some((session, _, held))) if held == secret => {
+                let has_ttl = machine.session(session).is_some_and(|view| view.ttl() != Ttl::ENDLESS);
+                has_ttl && self.sessions.deadline(session).is_none()
+            }
+            _ => false,
+        };
+        // A node that is about to lead has set no deadlines yet.
+        self.is_leading && locks.into_iter().any(is_expiring)
     }
 
     /// Returns the TTL, or the shortest one that the limits allow. A lock that is held a moment longer than asked is safe, and

@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use palisade_core::{
     Acquire, Answer, Caller, Command, Cursor, Event, Label, Limits, LockName, LockNames, OpenAndAcquire, Patience,
-    Reentry, Refusal, RequestNo, SessionId, Token, Ttl, Waiting, Want,
+    Reentry, Refusal, RequestNo, Secret, SessionId, Token, Ttl, Waiting, Want,
 };
 use smallvec::SmallVec;
 
@@ -289,6 +289,11 @@ enum ReplyKind {
     /// Released by the lock's name.
     Dropped,
     Matched,
+    /// Like `Matched`. The session of the grant does not expire until the request is answered.
+    Extended {
+        locks: LockNames,
+        secret: Secret,
+    },
     Cancelled,
     /// The fields are for the audit log.
     Broken {
@@ -727,8 +732,10 @@ impl Node {
                 self.clients.end_request(connection);
             }
             Some(Origin::Request(id, kind)) => {
-                if let ReplyKind::Acquired { locks, .. } = &kind {
-                    self.waits.locks_arrived(locks.iter());
+                match &kind {
+                    ReplyKind::Acquired { locks, .. } => self.waits.locks_arrived(locks.iter()),
+                    ReplyKind::Extended { locks, secret } => self.sessions.extended(locks, secret),
+                    _ => {}
                 }
                 self.audit_answer(id.connection, &kind, &applied.answer);
                 let repeated = if applied.events.is_empty() { granted(&kind, &applied.answer) } else { None };
@@ -789,7 +796,9 @@ impl Node {
             }
             (ReplyKind::Acquired { .. }, Ok(_)) => Response::NotGranted,
             (ReplyKind::Released, Ok(_)) => Response::Released,
-            (ReplyKind::Matched, Ok(Answer::Matched { locks, others })) => Response::Matched { locks, others },
+            (ReplyKind::Matched | ReplyKind::Extended { .. }, Ok(Answer::Matched { locks, others })) => {
+                Response::Matched { locks, others }
+            }
             (ReplyKind::Dropped, Ok(_)) => Response::Matched { locks: 1, others: 0 },
             (ReplyKind::Dropped, Err(Refusal::NotHeld { .. })) => Response::Matched { locks: 0, others: 0 },
             (ReplyKind::Cancelled, Ok(_) | Err(Refusal::NotWaiting)) => Response::Cancelled { granted: None },

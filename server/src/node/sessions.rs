@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use palisade_core::{Command, Delay, Ending, LockName, Refusal, SessionEnd, SessionId, Token, Ttl};
+use palisade_core::{Command, Delay, Ending, LockName, Refusal, Secret, SessionEnd, SessionId, Token, Ttl};
 use smallvec::SmallVec;
 
 use super::clients::{Clients, ConnectionId};
@@ -11,7 +11,7 @@ use super::queries::PendingRead;
 use super::random::Random;
 use super::response::{Push, Refused, Response};
 use super::wheel::{Moment, Wheel};
-use super::{Node, Recipients, RequestId};
+use super::{Node, Recipients, RequestId, TICK};
 
 pub(super) struct Sessions {
     ids: Random,
@@ -21,6 +21,8 @@ pub(super) struct Sessions {
     withheld: HashMap<Token, LockName>,
     granted_at: HashMap<Token, Moment>,
     subscribers: HashMap<SessionId, Subscribers>,
+    /// How many extensions of a grant of this lock with this secret are on their way: submitted, and not applied yet.
+    extending: HashMap<(LockName, Secret), u32>,
 }
 
 /// Connections that get the pushes of a session, or of one wait. Usually one; a client that has reconnected may still
@@ -48,6 +50,7 @@ impl Sessions {
             withheld: HashMap::new(),
             granted_at: HashMap::new(),
             subscribers: HashMap::new(),
+            extending: HashMap::new(),
         }
     }
 
@@ -84,6 +87,26 @@ impl Sessions {
 
     pub(super) fn delay_end(&self, token: Token) -> Option<Moment> {
         self.delays.get(token)
+    }
+
+    /// Counts an extension that was submitted.
+    pub(super) fn extending<'a>(&mut self, locks: impl IntoIterator<Item = &'a LockName>, secret: &Secret) {
+        for lock in locks {
+            *self.extending.entry((lock.clone(), secret.clone())).or_default() += 1;
+        }
+    }
+
+    /// Stops counting an extension that was applied.
+    pub(super) fn extended<'a>(&mut self, locks: impl IntoIterator<Item = &'a LockName>, secret: &Secret) {
+        for lock in locks {
+            let key = (lock.clone(), secret.clone());
+            if let Some(count) = self.extending.get_mut(&key) {
+                *count -= 1;
+                if *count == 0 {
+                    self.extending.remove(&key);
+                }
+            }
+        }
     }
 
     pub(super) fn withhold(&mut self, token: Token, lock: LockName, delay: Delay, now: Moment) {
@@ -209,16 +232,34 @@ impl Node {
         self.push(to, Push::Lost { session, token, how: Some(how.clone()) });
     }
 
+    /// Returns whether an extension of the session's grants is on its way. The locks and the secret identify it, because a
+    /// client that does not wait for replies can submit it before the session is open.
+    fn is_extending(&self, session: SessionId) -> bool {
+        let machine = self.replica.machine();
+        let is_extending = |lock: LockName| match machine.held_with_secret(&lock) {
+            Ok(Some((_, _, secret))) => {
+                let key = (lock, secret.clone());
+                self.sessions.extending.contains_key(&key)
+            }
+            _ => false,
+        };
+        let grants = machine.session(session).into_iter().flat_map(|view| view.grants());
+        !self.sessions.extending.is_empty() && grants.flat_map(|(locks, _)| locks).any(is_extending)
+    }
+
     /// Proposes the end of every session and lock-delay whose time is over.
     pub(super) fn expire_sessions(&mut self) {
         let now = self.session_time();
         for session in self.sessions.deadlines.due(now) {
-            // The node keeps a session alive that it has opened for a waiting acquire.
             match self.replica.machine().session(session) {
+                // The node keeps a session alive that it has opened for a waiting acquire.
                 Some(view) if self.waits.is_temporary(session) => {
                     let deadline = now + millis(view.ttl());
                     self.sessions.deadlines.set(session, deadline);
                 }
+                // The client may be told that the extension succeeded, so it is applied first. If it fails, the next tick
+                // expires the session.
+                Some(_) if self.is_extending(session) => self.sessions.deadlines.set(session, now + TICK),
                 _ => self.expired.push_back(Command::ExpireSession { session }),
             }
         }

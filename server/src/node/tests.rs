@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::access::{Rule, User, Users, Verb};
+use crate::request::Extension;
 use crate::storage::Recovered;
 
 const CLIENT: ConnectionId = ConnectionId(1);
@@ -62,6 +63,43 @@ impl Fixture {
         }
     }
 
+    /// Makes only the writes durable that are on their way now.
+    fn persist_once(&mut self) {
+        let number = self.writes.pop().unwrap();
+        self.writes.clear();
+        self.step(Input::Persisted { number });
+    }
+
+    /// Lets time pass with a tick every 20 ms, while no write becomes durable.
+    fn stall(&mut self, ms: u64) {
+        for _ in 0..ms / 20 {
+            self.now += TICK;
+            self.step(Input::Tick);
+        }
+    }
+
+    /// Lets time pass while writes become durable at once.
+    fn pass(&mut self, ms: u64) {
+        for _ in 0..ms / 20 {
+            self.now += TICK;
+            self.persist();
+        }
+    }
+
+    /// Begins a write that has nothing to do with locks.
+    fn begin_write(&mut self) {
+        self.request(Request::OpenSession { ttl: ttl(60_000), label: None });
+        assert!(!self.writes.is_empty());
+    }
+
+    fn is_held(&self) -> bool {
+        self.node.machine().lock(&lock()).is_some()
+    }
+
+    fn reply_to(&mut self, number: u64) -> Option<Response> {
+        self.replies.remove(&number)
+    }
+
     /// Sends a request, and returns its number.
     fn request(&mut self, request: Request) -> u64 {
         self.last_number += 1;
@@ -74,8 +112,40 @@ impl Fixture {
     fn answer(&mut self, request: Request) -> Response {
         let number = self.request(request);
         self.persist();
-        self.replies.remove(&number).unwrap()
+        self.reply_to(number).unwrap()
     }
+}
+
+fn lock() -> LockName {
+    LockName::new("orders").unwrap()
+}
+
+/// Takes the lock with a secret, or renews it.
+fn take(secret: &str, ms: u64, renews: bool) -> Request {
+    Request::take(LockNames::from([lock()]), Secret::new(secret.as_bytes()), ttl(ms), renews)
+}
+
+fn extend(secret: &str, time: Extension) -> Request {
+    Request::ExtendHeld { locks: LockNames::from([lock()]), secret: Secret::new(secret.as_bytes()), time }
+}
+
+/// The requests that extend the lock to 5 s.
+fn extensions() -> [Request; 4] {
+    let (to, add) = (Extension::For(ttl(5_000)), Extension::Add(4_980));
+    [
+        extend("mine", to),
+        extend("mine", add),
+        Request::ExpireHeld { lock: lock(), ttl: ttl(5_000) },
+        take("mine", 5_000, true),
+    ]
+}
+
+fn has_extended(response: &Response) -> bool {
+    matches!(response, Response::Matched { locks: 1, others: 0 } | Response::Granted(_))
+}
+
+fn started() -> Fixture {
+    Fixture::new(NodeConfig::default(), Principal::Anyone)
 }
 
 fn ttl(ms: u64) -> Ttl {
@@ -98,4 +168,121 @@ fn requests_that_a_lost_leadership_leaves_unanswered_do_not_count_for_the_user()
     fixture.connect(principal);
     assert!(matches!(fixture.answer(open()), Response::Opened { .. }));
     assert!(matches!(fixture.answer(open()), Response::Refused(_)));
+}
+
+#[test]
+fn an_extension_whose_write_outlasts_the_old_deadline_is_kept() {
+    for request in extensions() {
+        for is_behind_a_write in [false, true] {
+            let mut fixture = started();
+            assert!(has_extended(&fixture.answer(take("mine", 1_000, false))));
+            fixture.pass(980);
+            if is_behind_a_write {
+                fixture.begin_write();
+            }
+            let number = fixture.request(request.clone());
+            fixture.stall(400);
+            assert_eq!(fixture.reply_to(number).map(drop), None);
+            fixture.persist();
+            assert!(has_extended(&fixture.reply_to(number).unwrap()), "{request:?}");
+            fixture.pass(4_960);
+            assert!(fixture.is_held(), "{request:?} was acknowledged, and did not last");
+            fixture.pass(60);
+            assert!(!fixture.is_held(), "{request:?} lasts too long");
+        }
+    }
+}
+
+/// The client does not wait for the reply to its acquire. The session opens after the extension was submitted.
+#[test]
+fn an_extension_right_behind_its_acquire_is_kept() {
+    for request in [extend("mine", Extension::For(ttl(5_000))), take("mine", 5_000, true)] {
+        let mut fixture = started();
+        let first = fixture.request(take("mine", 1_000, false));
+        let second = fixture.request(request);
+        fixture.persist_once();
+        assert!(has_extended(&fixture.reply_to(first).unwrap()));
+        fixture.stall(2_000);
+        assert!(fixture.reply_to(second).is_none());
+        fixture.persist();
+        assert!(has_extended(&fixture.reply_to(second).unwrap()));
+        fixture.pass(4_960);
+        assert!(fixture.is_held());
+        fixture.pass(60);
+        assert!(!fixture.is_held());
+    }
+}
+
+#[test]
+fn an_extension_that_fails_delays_the_expiry_no_longer_than_its_write() {
+    let mut fixture = started();
+    fixture.answer(take("mine", 1_000, false));
+    fixture.pass(980);
+    // Longer than the limits allow.
+    let number = fixture.request(extend("mine", Extension::For(ttl(4_000_000_000))));
+    let others = fixture.request(extend("other", Extension::For(ttl(5_000))));
+    fixture.stall(400);
+    fixture.persist();
+    assert!(matches!(fixture.reply_to(number), Some(Response::Refused(_))));
+    assert!(!has_extended(&fixture.reply_to(others).unwrap()));
+    fixture.pass(40);
+    assert!(!fixture.is_held());
+}
+
+#[test]
+fn an_extension_with_another_secret_does_not_delay_the_expiry() {
+    for request in [extend("other", Extension::For(ttl(5_000))), take("other", 5_000, true)] {
+        let mut fixture = started();
+        fixture.answer(take("mine", 1_000, false));
+        fixture.pass(980);
+        fixture.request(request);
+        fixture.stall(60);
+        assert_eq!(fixture.node.expired.len(), 1);
+    }
+}
+
+/// The expiry waits for a write, or is on its way itself.
+#[test]
+fn an_extension_after_the_expiry_was_decided_fails() {
+    for request in extensions() {
+        for is_proposed in [false, true] {
+            let mut fixture = started();
+            fixture.answer(take("mine", 1_000, false));
+            fixture.pass(900);
+            if !is_proposed {
+                fixture.begin_write();
+            }
+            fixture.stall(200);
+            assert!(fixture.is_held());
+            assert_eq!(fixture.node.expired.len(), usize::from(!is_proposed));
+            let number = fixture.request(request.clone());
+            fixture.persist();
+            let response = fixture.reply_to(number).unwrap();
+            // An acquire that is applied after the expiry gets a grant of its own.
+            let is_regranted = is_proposed && matches!(request, Request::Acquire(_));
+            assert_eq!(has_extended(&response), is_regranted, "{request:?}: {response:?}");
+            assert_eq!(fixture.is_held(), is_regranted, "{request:?}");
+            if is_regranted {
+                fixture.pass(4_960);
+                assert!(fixture.is_held());
+                fixture.pass(60);
+                assert!(!fixture.is_held());
+            } else {
+                assert!(has_extended(&fixture.answer(take("other", 1_000, false))));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lost_leadership_forgets_the_extensions_on_their_way() {
+    let mut fixture = started();
+    fixture.answer(take("mine", 1_000, false));
+    fixture.begin_write();
+    let id = RequestId { connection: CLIENT, number: 0 };
+    fixture.node.step(fixture.now, Input::Request { id, request: extend("mine", Extension::For(ttl(5_000))) });
+    fixture.node.stop_leading();
+    fixture.node.start_leading();
+    fixture.pass(1_040);
+    assert!(!fixture.is_held());
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use palisade_core::{
-    Acquire, Answer, Command, Cursor, Departure, LockName, LockNames, OpenAndAcquire, Refusal, RequestNo, SessionId,
-    Ticket, Token, Waiting, Want,
+    Acquire, Answer, Command, Cursor, Departure, LockName, LockNames, OpenAndAcquire, Refusal, RequestNo, Secret,
+    SessionId, Ticket, Token, Waiting, Want,
 };
 
 use super::clients::{Clients, ConnectionId};
@@ -193,7 +193,7 @@ impl Node {
         self.queue_limit.take(user, request.wants.len()).map(Some)
     }
 
-    fn begin_pending(&mut self, id: RequestId, request: AcquireRequest, places: Option<QueuePlaces>) {
+    fn begin_pending(&mut self, id: RequestId, mut request: AcquireRequest, places: Option<QueuePlaces>) {
         let (session, command) = match request.holder {
             Holder::Session(session) => (session, Command::Acquire(acquire(&request, session))),
             Holder::NewSession(ttl) => {
@@ -201,6 +201,11 @@ impl Node {
                     return self.refuse(id, refusal);
                 }
                 let (session, label) = (self.sessions.draw_id(), self.clients.label(id.connection, None));
+                // A grant that is about to end is not renewed: the client gets a grant of its own, once the locks are free.
+                request.renews &= renewed(&request).is_some_and(|(locks, secret)| !self.is_expiring(&locks, secret));
+                if let Some((locks, secret)) = renewed(&request) {
+                    self.sessions.extending(&locks, secret);
+                }
                 let (secret, renews, acquire) = (request.secret.clone(), request.renews, acquire(&request, session));
                 let ttl = if secret.is_some() { self.at_least_shortest(ttl) } else { ttl };
                 (session, Command::OpenAndAcquire(OpenAndAcquire { ttl, label, secret, renews, acquire }))
@@ -234,6 +239,9 @@ impl Node {
         if step == PendingStep::Acquire {
             // If it waits, the queue counts it from now on.
             acquire.places = None;
+            if let Some((locks, secret)) = renewed(&acquire.request) {
+                self.sessions.extended(&locks, secret);
+            }
             if acquire.request.holder.session().is_none() {
                 self.session_answered(connection);
             }
@@ -461,4 +469,11 @@ impl Node {
         let cancel = Command::Cancel { caller: session.into(), waiting: Waiting::Ticket(ticket) };
         self.submit(cancel, Origin::Node);
     }
+}
+
+/// Returns the locks and the secret of the grant that this request renews, if there is such a grant.
+fn renewed(request: &AcquireRequest) -> Option<(LockNames, &Secret)> {
+    let is_possible = request.renews && request.holder.session().is_none();
+    let secret = request.secret.as_ref().filter(|_| is_possible)?;
+    Some((request.wants.iter().map(|want| want.lock.clone()).collect(), secret))
 }
