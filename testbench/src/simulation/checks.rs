@@ -54,9 +54,7 @@ impl World {
                 self.count("path: orphaned grant released");
             }
         }
-        for _ in &effects.expired {
-            self.count("path: session expired");
-        }
+        self.check_ttls(effects);
         if !effects.granted.is_empty()
             && self
                 .hosts
@@ -71,6 +69,22 @@ impl World {
         let mut record = self.record.borrow_mut();
         for what in &effects.paths {
             record.count(what);
+        }
+    }
+
+    /// Checks that no session has expired before its TTL, whatever its clients did. A node's clock is wrong by 5% at most.
+    fn check_ttls(&mut self, effects: &Effects) {
+        for (session, ttl) in &effects.restarted {
+            self.ttls.insert(*session, (self.now, Duration::from_millis(ttl.as_ms())));
+        }
+        for session in &effects.expired {
+            self.count("path: session expired");
+            if let Some((began_at, ttl)) = self.ttls.remove(session)
+                && self.now - began_at < ttl * 94 / 100
+            {
+                let lived = self.now - began_at;
+                self.fail(format!("N: {session:?} has expired {lived:?} after its TTL of {ttl:?} began"));
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use palisade::engine::LockInfo;
 use palisade_core::{
-    Command, Cursor, Ending, Event, Limits, LockName, Machine, RequestNo, SessionEnd, SessionId, Ticket, Token,
+    Command, Cursor, Ending, Event, Limits, LockName, Machine, RequestNo, SessionEnd, SessionId, Ticket, Token, Ttl,
     invariant,
 };
 use palisade_server::replica::entry_commands;
@@ -79,6 +79,8 @@ pub(super) struct Effects {
     pub(super) granted: Vec<Token>,
     pub(super) ended: Vec<EndedGrant>,
     pub(super) expired: Vec<SessionId>,
+    /// Sessions whose TTL has begun, or begun again.
+    pub(super) restarted: Vec<(SessionId, Ttl)>,
     /// Rare paths that the entry has taken.
     pub(super) paths: Vec<&'static str>,
 }
@@ -173,9 +175,11 @@ impl History {
         invariant::check(&self.model).map_err(|broken| format!("M: {broken}"))?;
         for event in applied.events {
             match &event {
-                Event::SessionOpened { session, .. } => {
+                Event::SessionOpened { session, ttl } => {
                     self.sessions.insert(*session);
+                    effects.restarted.push((*session, *ttl));
                 }
+                Event::TtlChanged { session, ttl } => effects.restarted.push((*session, *ttl)),
                 Event::SessionEnded { session, how } => {
                     self.sessions.remove(session);
                     if *how == SessionEnd::Expired {

@@ -1,11 +1,13 @@
 //! A client of Redis: it takes, extends and releases locks by their values, and reads no replies.
 
+use std::time::Duration;
+
 use palisade_core::{LockName, LockNames, Secret, Ttl};
 use palisade_server::node::{ConnectionId, Input, RequestId};
 use palisade_server::request::{Extension, Request};
 
 use super::host::{Arrival, context};
-use super::world::World;
+use super::world::{World, WorldEvent};
 
 /// Its connection to every node. Connections of the other clients have small numbers.
 const CONNECTION: ConnectionId = ConnectionId(u64::MAX);
@@ -19,8 +21,33 @@ impl World {
             let Some(leader) = self.leader() else { return };
             let request = self.redis_request();
             self.count("operator: command of a Redis client");
+            self.extend_at_the_last_moment(&request);
             self.send_redis_request(leader, request);
         }
+    }
+
+    /// Plans to extend a lock that is taken now when its TTL is just about to pass, or has just passed.
+    fn extend_at_the_last_moment(&mut self, request: &Request) {
+        if let Request::Acquire(acquire) = request
+            && let Some(secret) = acquire.secret.clone()
+        {
+            let locks = acquire.wants.iter().map(|want| want.lock.clone()).collect();
+            let after = self.plan.ttl.saturating_sub(Duration::from_millis(30));
+            let after = after + self.random_time(Duration::from_millis(60));
+            self.schedule_in(after, WorldEvent::ExtendRedisLock(locks, secret));
+        }
+    }
+
+    pub(super) fn extend_redis_lock(&mut self, locks: LockNames, secret: Secret) {
+        if let Some(leader) = self.leader().filter(|_| !self.are_faults_over.get()) {
+            self.count("operator: lock of a Redis client extended at the last moment");
+            let time = Extension::For(self.redis_ttl());
+            self.send_redis_request(leader, Request::ExtendHeld { locks, secret, time });
+        }
+    }
+
+    fn redis_ttl(&self) -> Ttl {
+        Ttl::from_ms(self.plan.ttl.as_millis() as u64).unwrap_or(Ttl::ENDLESS)
     }
 
     /// Releases the lock that may be held without an end.
@@ -48,7 +75,7 @@ impl World {
         let named = |name: &&str| LockName::new(name).ok();
         let locks: LockNames = names.iter().filter_map(named).collect();
         let secret = Secret::new(&[self.rng.below(2) as u8]);
-        let ttl = Ttl::from_ms(self.plan.ttl.as_millis() as u64).unwrap_or(Ttl::ENDLESS);
+        let ttl = self.redis_ttl();
         match (self.rng.below(8), locks.first().cloned()) {
             (0, _) => Request::ReleaseHeld { locks, secret },
             (1, Some(lock)) => Request::DropHeld { lock },

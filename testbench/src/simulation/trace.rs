@@ -105,6 +105,7 @@ pub const EXPECTED: &[&str] = &[
     "operator: semaphore resized",
     "operator: backup taken",
     "operator: command of a Redis client",
+    "operator: lock of a Redis client extended at the last moment",
     "path: election",
     "path: grant during an election",
     "path: two nodes believe that they lead",

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use palisade::simulation::{Process, Stream};
+use palisade_core::{LockNames, Secret, SessionId};
 use palisade_server::node::Input;
 use palisade_server::replica::PeerMessage;
 use tokio::sync::oneshot;
@@ -121,6 +122,8 @@ pub(super) enum WorldEvent {
     RepairDisk {
         host: usize,
     },
+    /// A client of Redis extends locks.
+    ExtendRedisLock(LockNames, Secret),
     /// A disk is damaged as soon as the cluster can do without it.
     Damage {
         host: usize,
@@ -194,6 +197,8 @@ pub(super) struct World {
     pub(super) unknown: Rc<RefCell<[u64; COUNTED.len()]>>,
     /// The clock of a node may have misled it until then, because it was far off.
     pub(super) nodes_drifted_until: Duration,
+    /// When the TTL of each session has begun, and the TTL.
+    pub(super) ttls: BTreeMap<SessionId, (Duration, Duration)>,
     /// How many faults were injected.
     pub(super) faults: usize,
     pub(super) redis_requests: u64,
@@ -228,6 +233,7 @@ impl World {
             acknowledged: Rc::default(),
             unknown: Rc::default(),
             nodes_drifted_until: Duration::ZERO,
+            ttls: BTreeMap::new(),
             faults: 0,
             redis_requests: 0,
             uncompared: 0,
@@ -378,6 +384,7 @@ impl World {
                 self.note(format_args!("the disk of node {} has space again", self.hosts[host].id));
                 self.hosts[host].disk.make_space();
             }
+            WorldEvent::ExtendRedisLock(locks, secret) => self.extend_redis_lock(locks, secret),
             WorldEvent::Damage { host, how, until } => self.damage(host, how, until),
             WorldEvent::Add { host, until } => self.add_cut_off(host, until),
             WorldEvent::Fault => {
