@@ -686,7 +686,7 @@ fn a_node_with_an_older_copy_of_its_directory_stops() {
     std::fs::remove_dir_all(&directory).unwrap();
     std::fs::rename(&copy, &directory).unwrap();
     nodes.start(name, &[]);
-    let said = nodes.until_said(name, "has acknowledged entry");
+    let said = nodes.until_said(name, "that this node has acknowledged");
     assert!(said.contains(&format!("palisade cluster remove {name}")), "{said}");
     assert_eq!(nodes.nodes.get_mut(name).unwrap().child.wait().unwrap().code(), Some(74));
     assert!(nodes.token() > last);
