@@ -30,8 +30,11 @@ impl World {
                 }
                 let version = self.hosts[host].log_version;
                 let own = self.hosts[host].member();
-                // The nodes tell each other which version of the log they understand.
-                for other in (0..self.hosts.len()).filter(|other| *other != host) {
+                // The nodes tell each other which version of the log they understand. One with another member's directory would
+                // speak for that member, which says it again whenever it connects.
+                let speaks = |at: &usize| self.hosts[*at].running.is_some() && self.hosts[*at].copied_from.is_none();
+                let speakers: Vec<_> = (0..self.hosts.len()).filter(speaks).collect();
+                for other in speakers.iter().copied().filter(|other| *other != host && speakers.contains(&host)) {
                     let (member, log) = (self.hosts[other].member(), self.hosts[other].log_version);
                     self.arrive(host, Arrival::Input(Input::Understands { member, log }));
                     self.arrive(other, Arrival::Input(Input::Understands { member: own, log: version }));
