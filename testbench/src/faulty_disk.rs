@@ -60,6 +60,8 @@ struct State {
     changes: Vec<BTreeMap<String, usize>>,
     /// Operations until the disk fails, and how.
     plan: Option<(usize, Fault)>,
+    /// Renames until such a plan begins.
+    plan_after_renames: Option<(usize, usize, Fault)>,
     operations: usize,
 }
 
@@ -125,6 +127,11 @@ impl FaultyDisk {
         lock(&self.state).plan = Some((operations, fault));
     }
 
+    /// Fails in this way after this number of renames, and then of operations. Files get their names in renames.
+    pub fn fail_after_renames(&self, renames: usize, operations: usize, fault: Fault) {
+        lock(&self.state).plan_after_renames = Some((renames, operations, fault));
+    }
+
     /// Ends the process that uses the disk. What was written and not flushed stays, until the power fails.
     pub fn kill_writer(&self) {
         let mut state = lock(&self.state);
@@ -139,7 +146,8 @@ impl FaultyDisk {
 
     /// Ends the failure that was planned, and makes space.
     pub fn mend(&self) {
-        lock(&self.state).plan = None;
+        let mut state = lock(&self.state);
+        (state.plan, state.plan_after_renames) = (None, None);
     }
 
     /// Returns whether the disk fails now.
@@ -200,10 +208,16 @@ impl FaultyDisk {
         state.with_files(&state.names, |file| File::durable(file.now.clone()))
     }
 
+    /// Returns a disk with the files that were flushed: the disk after a power cut at which nothing else arrives.
+    pub fn flushed_copy(&self) -> FaultyDisk {
+        let state = lock(&self.state);
+        state.with_files(&state.durable_names, |file| File::durable(file.durable.clone()))
+    }
+
     /// Returns the disk with one bit flipped in what was written, and its position.
     pub fn with_flipped_bit(&self, rng: &mut Rng) -> Option<(FaultyDisk, String, usize)> {
         let mut after = lock(&self.state).clone();
-        after.plan = None;
+        (after.plan, after.plan_after_renames) = (None, None);
         let names: Vec<_> = after.names.clone().into_iter().collect();
         let (name, file) = names.get(rng.below(names.len()))?.clone();
         let bytes = &mut after.files[file].now;
@@ -240,6 +254,14 @@ impl State {
                 self.plan = None;
                 Err(io::Error::other("the flush failed"))
             }
+        }
+    }
+
+    fn count_rename(&mut self) {
+        match self.plan_after_renames.take() {
+            Some((0, operations, fault)) => self.plan = Some((operations, fault)),
+            Some((renames, operations, fault)) => self.plan_after_renames = Some((renames - 1, operations, fault)),
+            None => {}
         }
     }
 
@@ -310,7 +332,9 @@ impl Disk for FaultyDisk {
             let file = names.remove(from).ok_or_else(|| gone(from))?;
             names.insert(to.to_owned(), file);
             Ok(())
-        })
+        })?;
+        lock(&self.state).count_rename();
+        Ok(())
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {

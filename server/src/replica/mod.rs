@@ -24,7 +24,7 @@ use thiserror::Error;
 pub use batch::decode as entry_commands;
 pub use compaction::{Compacted, Compaction, CompactionError};
 pub use members::{Follower, MembershipChange};
-pub use peer_message::{PeerMessage, UnreadableMessage};
+pub use peer_message::{PeerMessage, Promise, UnreadableMessage};
 
 use crate::storage::{Membership, Recovered, Snapshot, Write};
 use tail::Tail;

@@ -11,6 +11,23 @@ use crate::storage::Snapshot;
 #[derive(Debug, Clone, PartialEq)]
 pub struct PeerMessage(pub(super) Message);
 
+/// What the sender of a message must have on its disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Promise {
+    /// Its vote for this member in this term.
+    Vote {
+        /// The term.
+        term: u64,
+        /// The candidate.
+        candidate: u64,
+    },
+    /// All entries up to this one.
+    Entries {
+        /// The index of the last one.
+        last: u64,
+    },
+}
+
 /// A message that cannot be read.
 #[derive(Debug, Error)]
 #[error("the message cannot be read: {0}")]
@@ -30,6 +47,18 @@ impl PeerMessage {
     /// Returns whether the leader's snapshot belongs to it, which the host sends with it.
     pub fn needs_snapshot(&self) -> bool {
         self.0.msg_type == MessageType::MsgSnapshot
+    }
+
+    /// Returns what its sender must have on its disk, for tests of the storage.
+    pub fn promise(&self) -> Option<Promise> {
+        let message = &self.0;
+        let vote = |candidate| Promise::Vote { term: message.term, candidate };
+        match message.msg_type {
+            MessageType::MsgRequestVote => Some(vote(message.from)),
+            MessageType::MsgRequestVoteResponse if !message.reject => Some(vote(message.to)),
+            MessageType::MsgAppendResponse if !message.reject => Some(Promise::Entries { last: message.index }),
+            _ => None,
+        }
     }
 
     /// Returns its bytes.

@@ -301,7 +301,12 @@ async fn hold<G: Deref<Target = Guard> + From<Guard> + 'static>(
     let time = shared.random_time(longest);
     match select(pin!(sleep(time)), pin!(until_lost(shared, &guard))).await {
         Either::Left(_) => {}
-        Either::Right((loss, _)) => shared.note(format_args!("has lost {names:?}: {loss}")),
+        Either::Right((loss, _)) => {
+            shared.note(format_args!("has lost {names:?}: {loss}"));
+            if let Some(token) = token {
+                shared.check(|record| record.history.check_loss(token, guard.session(), &loss));
+            }
+        }
     }
     release(shared, token, guard).await;
 }

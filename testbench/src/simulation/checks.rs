@@ -10,7 +10,20 @@ use super::application::COUNTED;
 use super::judge::Effects;
 use super::world::World;
 
+/// How many entries a node applies before its state is compared with the judge's.
+const ENTRIES_PER_COMPARISON: usize = 64;
+
 impl World {
+    /// Compares the state of a node with the judge's, once it has applied enough entries.
+    pub(super) fn compare_sometimes(&mut self, host: usize) {
+        let last = self.record.borrow().history.last_index();
+        let Some(running) = &mut self.hosts[host].running else { return };
+        if running.uncompared >= ENTRIES_PER_COMPARISON && running.applied == last {
+            running.uncompared = 0;
+            self.compare(host);
+        }
+    }
+
     /// Compares the state of a node with the judge's, if both are at the same entry.
     pub(super) fn compare(&self, host: usize) {
         let Some(running) = &self.hosts[host].running else { return };

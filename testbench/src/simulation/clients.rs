@@ -94,8 +94,7 @@ impl World {
     }
 
     pub(super) fn is_within_drift(&self, client: usize) -> bool {
-        let has_drifted = self.now < self.nodes_drifted_until.max(self.clients[client].drifted_until);
-        !has_drifted && !self.hosts.iter().any(|machine| machine.is_far_off)
+        self.now >= self.leader_drifted_until.max(self.clients[client].drifted_until)
     }
 
     /// Sets the rate of a client's clock.
@@ -169,6 +168,9 @@ impl World {
         }
         let delay = self.latency();
         let machine = &self.hosts[via];
+        if machine.is_dark {
+            return self.keep_pending(outcome);
+        }
         let Some(running) = &machine.running else {
             return self.schedule_in(delay, WorldEvent::Unreachable { client, incarnation, outcome });
         };
@@ -253,12 +255,17 @@ impl World {
         !self.client_cut.contains(&(open.client, open.via))
             && !self.cut.contains(&(via, host))
             && !self.cut.contains(&(host, via))
+            && !self.hosts[open.via].is_dark
+            && !self.hosts[open.host].is_dark
             && (open.via == open.host || self.hosts[open.via].is_up())
     }
 
     pub(super) fn deliver_to_host(&mut self, connection: u64) {
         let Some(open) = self.connections.get_mut(&connection) else { return };
         let host = open.host;
+        if self.hosts[host].is_dark || self.hosts[open.via].is_dark {
+            return self.schedule_in(RETRANSMIT, WorldEvent::ToHost(connection));
+        }
         if open.is_over || self.hosts[host].running.is_none() || self.hosts[host].starts != open.start {
             open.to_host.clear();
             return self.reset(connection);

@@ -183,7 +183,13 @@ impl World {
     fn lose_power(&mut self, host: usize) {
         self.note(format_args!("power cut at node {}", self.hosts[host].id));
         self.hosts[host].disk = self.hosts[host].disk.after_power_cut(&mut self.rng);
-        self.stop_host(host);
+        match self.rng.below(2) {
+            0 => self.stop_host(host),
+            _ => {
+                self.count("fault: power cut that closes no connection");
+                self.end_host(host, false);
+            }
+        }
         self.schedule_restart(host);
     }
 
@@ -195,8 +201,17 @@ impl World {
                 _ => ("fault: node killed within a disk operation", Fault::Killed),
             };
             self.count(what);
-            let operations = self.rng.below(12);
-            self.hosts[host].disk.fail_after(operations, fault);
+            match self.rng.below(2) {
+                0 => {
+                    let operations = self.rng.below(12);
+                    self.hosts[host].disk.fail_after(operations, fault);
+                }
+                // A file has just got its name.
+                _ => {
+                    let (renames, operations) = (self.rng.below(3), self.rng.below(3));
+                    self.hosts[host].disk.fail_after_renames(renames, operations, fault);
+                }
+            }
         }
     }
 
@@ -406,16 +421,9 @@ impl World {
 
     fn set_rate_of_host(&mut self, host: usize, rate: i64) {
         let now = self.now;
-        self.hosts[host].clock.set_rate(now, Some(rate));
-        self.note_rate_of_host(host, rate);
-    }
-
-    /// Notes whether the clock of a node is far off now.
-    pub(super) fn note_rate_of_host(&mut self, host: usize, rate: i64) {
-        let was_far_off = std::mem::replace(&mut self.hosts[host].is_far_off, rate.abs() > MAX_DRIFT_PPM);
-        if was_far_off {
-            self.nodes_drifted_until = self.now + 2 * self.plan.ttl;
-        }
+        let machine = &mut self.hosts[host];
+        machine.clock.set_rate(now, Some(rate));
+        machine.is_far_off = rate.abs() > MAX_DRIFT_PPM;
     }
 
     fn change_rate_of_client(&mut self, client: usize) {

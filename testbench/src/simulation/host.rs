@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use palisade_server::node::{ConnectionId, Input, Node, NodeConfig, Principal, Protocol, RequestContext, Seeds};
-use palisade_server::replica::{Compaction, PeerMessage};
+use palisade_server::replica::{Compaction, PeerMessage, Promise};
 use palisade_server::resp::SimulatedConnection;
 use palisade_server::storage::{
-    HardState, Identity, Member, Membership, Snapshot, Stage, StorageError, Store, Write,
+    HardState, Identity, Member, Membership, Recovered, Snapshot, Stage, StorageError, Store, Write,
 };
 
 use super::clock::Clock;
@@ -57,7 +57,14 @@ pub(super) struct Host {
     pub(super) started_with: u64,
     /// The term and the vote that it has written, and must know after a restart.
     pub(super) promised: HardState,
+    /// It has lost its power, and nothing tells its clients.
+    pub(super) is_dark: bool,
+    /// How many entries it has acknowledged in messages to others.
+    pub(super) acknowledgements: u64,
 }
+
+/// The files are read at one acknowledgement of entries in this many.
+const ACKNOWLEDGEMENTS_PER_CHECK: u64 = 64;
 
 /// What a node has found on its disk.
 pub(super) struct Started {
@@ -111,6 +118,13 @@ pub(super) struct Running {
     pub(super) term: u64,
     /// The term in which it leads.
     pub(super) leads_in: Option<u64>,
+    /// How many entries it has applied since its state was compared.
+    pub(super) uncompared: usize,
+}
+
+fn read_files(disk: FaultyDisk, segment_size: usize) -> Result<Recovered, String> {
+    let opened = Store::open_with(disk, None, segment_size);
+    opened.map(|(_, found)| found).map_err(|error| error.to_string())
 }
 
 pub(super) fn member(id: u64) -> Member {
@@ -143,6 +157,8 @@ impl Host {
             written_before: 0,
             started_with: 0,
             promised: HardState::default(),
+            is_dark: false,
+            acknowledgements: 0,
         }
     }
 
@@ -198,10 +214,11 @@ impl Host {
             records: records.collect(),
             tick_at: None,
             leads_in: None,
+            uncompared: 0,
         };
         self.clock = Clock::start(now, rate);
         self.running = Some(running);
-        self.is_paused = false;
+        (self.is_paused, self.is_dark) = (false, false);
         Ok(started)
     }
 
@@ -211,10 +228,37 @@ impl Host {
         found.term > term || (found.term == term && (vote == 0 || found.vote == vote))
     }
 
-    /// Reads the files as a restart would, and returns what they lack.
+    /// Reads the files as a restart would, after a kill and after a power cut, and returns what they lack.
     pub(super) fn check_files(&self, segment_size: usize) -> Result<(), String> {
+        self.check_copy(&read_files(self.disk.copy(), segment_size)?)?;
+        let flushed = read_files(self.disk.flushed_copy(), segment_size)?;
+        self.check_copy(&flushed).map_err(|what| format!("after a power cut {what}"))
+    }
+
+    /// Checks that what a message says is on the disk, and flushed.
+    pub(super) fn check_promise(&mut self, promise: Promise, segment_size: usize) -> Result<(), String> {
+        if let Promise::Entries { .. } = promise {
+            self.acknowledgements += 1;
+            if !self.acknowledgements.is_multiple_of(ACKNOWLEDGEMENTS_PER_CHECK) {
+                return Ok(());
+            }
+        }
+        let found = read_files(self.disk.flushed_copy(), segment_size)?;
+        let is_kept = match promise {
+            Promise::Vote { term, candidate } => {
+                let HardState { term: known, vote, .. } = found.hard_state;
+                known > term || (known == term && vote == candidate)
+            }
+            Promise::Entries { last } => found.last_index() >= last,
+        };
+        match is_kept {
+            true => Ok(()),
+            false => Err(format!("{promise:?}, with {:?} and entry {}", found.hard_state, found.last_index())),
+        }
+    }
+
+    fn check_copy(&self, found: &Recovered) -> Result<(), String> {
         let Some(running) = &self.running else { return Ok(()) };
-        let (_, found) = Store::open_with(self.disk.copy(), None, segment_size).map_err(|error| error.to_string())?;
         let (last, applied) = (found.last_index(), running.node.applied_index());
         if last < applied {
             return Err(format!("they end at entry {last}, and entry {applied} is applied"));

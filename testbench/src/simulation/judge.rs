@@ -8,6 +8,7 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
+use palisade::Loss;
 use palisade::engine::LockInfo;
 use palisade_core::{
     Command, Cursor, Ending, Event, Limits, LockName, Machine, RequestNo, SessionEnd, SessionId, Ticket, Token, Ttl,
@@ -15,6 +16,7 @@ use palisade_core::{
 };
 use palisade_server::replica::entry_commands;
 
+use super::redis_judge::RedisLocks;
 use super::trace::{Coverage, Trace};
 
 /// Everything that the world and its clients share.
@@ -100,6 +102,12 @@ pub(super) struct History {
     in_use_until: BTreeMap<LockName, u64>,
     /// The events of each lock, in order.
     pub(super) events: Vec<Event>,
+    /// How many events there are up to each entry.
+    events_up_to: Vec<usize>,
+    /// The last entry that a leader has applied. Followers may apply an entry before a leader whose disk is slow, and no client
+    /// learns of it before the leader has applied it.
+    announced: u64,
+    pub(super) redis: RedisLocks,
 }
 
 impl Default for History {
@@ -114,6 +122,9 @@ impl Default for History {
             holders: BTreeMap::new(),
             in_use_until: BTreeMap::new(),
             events: Vec::new(),
+            events_up_to: vec![0],
+            announced: 0,
+            redis: RedisLocks::default(),
         }
     }
 }
@@ -147,7 +158,13 @@ impl History {
         for command in entry_commands(data) {
             self.apply(index, command, &mut effects)?;
         }
+        self.events_up_to.push(self.events.len());
         Ok(effects)
+    }
+
+    /// Notes that a leader has applied everything up to an entry.
+    pub(super) fn announce(&mut self, index: u64) {
+        self.announced = self.announced.max(index);
     }
 
     fn apply(&mut self, index: u64, command: Command, effects: &mut Effects) -> Result<(), String> {
@@ -241,6 +258,7 @@ impl History {
     }
 
     fn lock_changed(&mut self, index: u64, name: &LockName, effects: &mut Effects) {
+        self.redis.changed(index, name, &self.model);
         let lock = self.model.lock(name);
         let held = lock.as_ref().map_or_else(Vec::new, |lock| lock.holders().map(|grant| grant.token).collect());
         let is_in_use = lock.is_some_and(|lock| lock.holder_count() > 0 || lock.waiter_count() > 0)
@@ -299,6 +317,22 @@ impl History {
         }
     }
 
+    /// Checks why a client was told that its grant was lost.
+    pub(super) fn check_loss(&self, token: Token, session: SessionId, loss: &Loss) -> Result<(), String> {
+        let ended = self.grants.get(&token).and_then(|grant| grant.ended.as_ref());
+        let is_right = match loss {
+            Loss::Expired => !self.sessions.contains(&session),
+            Loss::ForcedBy { .. } => matches!(ended, Some((_, Ending::Forced(_)))),
+            Loss::Released => matches!(ended, Some((_, Ending::Released))),
+            Loss::DataLost { .. } => false,
+            _ => true,
+        };
+        match is_right {
+            true => Ok(()),
+            false => Err(format!("N: a client was told that {token} of {session:?} is lost: {loss}; it has {ended:?}")),
+        }
+    }
+
     /// Checks what a client was told of a lock: it must have been so at some point since then.
     pub(super) fn check_seen(&self, name: &LockName, seen: Option<&LockInfo>, since: u64) -> Result<(), String> {
         let mut seen: Vec<_> =
@@ -336,7 +370,7 @@ pub(super) struct WatchPosition {
 impl WatchPosition {
     /// A watch that begins now.
     pub(super) fn new(history: &History) -> WatchPosition {
-        WatchPosition { next: None, from: history.events.len() }
+        WatchPosition { next: None, from: history.events_up_to[history.announced as usize] }
     }
 
     /// Returns whether it has not missed any since the last call.

@@ -19,6 +19,7 @@ mod judge;
 mod nodes;
 mod plan;
 mod redis_client;
+mod redis_judge;
 mod resource;
 mod shrink;
 mod stream;

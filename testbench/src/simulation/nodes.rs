@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use palisade_server::node::{ConnectionId, Input, Message, Output};
+use palisade_server::node::{ConnectionId, Input, Message, Output, RequestId};
 use palisade_server::replica::{LogLost, PeerMessage};
 use palisade_server::storage::{Membership, read_snapshot, write_received_snapshot, write_watermark};
 
 use super::host::{Arrival, NEW_LOG, OLD_LOG, Running};
 use super::judge::Effects;
+use super::redis_client;
 use super::world::{MAX_DRIFT_PPM, World, WorldEvent};
 
 impl World {
@@ -18,7 +19,7 @@ impl World {
 
     pub(super) fn start_host(&mut self, host: usize) -> bool {
         let rate = self.rng.below(2 * MAX_DRIFT_PPM as usize) as i64 - MAX_DRIFT_PPM;
-        self.note_rate_of_host(host, rate);
+        self.hosts[host].is_far_off = false;
         match self.hosts[host].start(self.now, &self.plan, rate) {
             Ok(started) => {
                 self.note(format_args!("node {} starts", self.hosts[host].id));
@@ -60,6 +61,7 @@ impl World {
     /// Starts the node of a machine that was stopped.
     pub(super) fn restart(&mut self, host: usize) {
         let machine = &mut self.hosts[host];
+        machine.is_dark = false;
         if machine.running.is_some() || machine.needs_replacement || !machine.has_begun {
             return;
         }
@@ -168,10 +170,13 @@ impl World {
             self.note(format_args!("node {} steps down", self.hosts[host].id));
             self.disconnect_all(host, true);
         }
-        let mut written_to = BTreeSet::new();
+        let (mut written_to, mut to_redis) = (BTreeSet::new(), Vec::new());
         if let Some(running) = &mut self.hosts[host].running {
             for message in output.messages {
                 match message {
+                    Message::Reply(RequestId { connection: redis_client::CONNECTION, number }, response) => {
+                        to_redis.push((number, response));
+                    }
                     Message::Reply(id, response) => {
                         if let Some(open) = running.connections.get_mut(&id.connection.0) {
                             open.reply(id.number, response);
@@ -192,6 +197,9 @@ impl World {
         for connection in written_to {
             self.flush(host, connection);
         }
+        for (number, response) in to_redis {
+            self.judge_redis_reply(number, &response);
+        }
         if let Some(membership) = &output.membership {
             self.membership_changed(host, membership);
         }
@@ -203,7 +211,9 @@ impl World {
             if output.compaction.is_some() {
                 running.compaction = output.compaction;
                 let start = self.hosts[host].starts;
-                let takes = Duration::from_millis(1 + self.rng.below(50) as u64);
+                // A large one takes seconds, in which the log grows.
+                let longest = if self.rng.below(4) == 0 { 2_000 } else { 50 };
+                let takes = Duration::from_millis(1 + self.rng.below(longest) as u64);
                 self.schedule_in(takes, WorldEvent::Compact { host, start });
             }
         }
@@ -316,17 +326,22 @@ impl World {
         self.hosts[host].needs_replacement = true;
     }
 
-    /// Ends the node of a machine, without any effect on its disk.
+    /// Ends the node of a machine, without any effect on its disk. Its connections are closed.
     pub(super) fn stop_host(&mut self, host: usize) {
-        self.hosts[host].running = None;
-        self.hosts[host].inbox.clear();
-        self.hosts[host].is_paused = false;
-        self.disconnect_all(host, true);
+        self.end_host(host, true);
         let member = self.hosts[host].member();
         for other in (0..self.hosts.len()).filter(|other| *other != host) {
             let delay = self.latency();
             self.schedule_in(delay, WorldEvent::Suspect { host: other, member });
         }
+    }
+
+    /// Ends the node of a machine. Without power, a machine closes no connection.
+    pub(super) fn end_host(&mut self, host: usize, has_power: bool) {
+        let machine = &mut self.hosts[host];
+        (machine.running, machine.is_paused, machine.is_dark) = (None, false, !has_power);
+        machine.inbox.clear();
+        self.disconnect_all(host, has_power);
     }
 
     /// Tells the judge what a node has applied, and whether it leads.
@@ -347,11 +362,14 @@ impl World {
         let leads_in = running.node.is_leader().then_some(term);
         let has_begun_to_lead = leads_in.is_some() && leads_in != running.leads_in;
         running.leads_in = leads_in;
+        running.uncompared += found.len();
         if has_term_begun {
             self.term_began(host);
         }
         let id = self.hosts[host].id;
-        self.uncompared += found.len();
+        if leads_in.is_some() && self.hosts[host].is_far_off {
+            self.leader_drifted_until = self.now + 2 * self.plan.ttl;
+        }
         for (index, entry) in found {
             let checked = match entry {
                 Some((term, data)) => self.record.borrow_mut().history.applied(index, term, &data),
@@ -364,6 +382,9 @@ impl World {
                 Err(what) => return self.fail(format!("{what} (node {id})")),
             }
         }
+        if leads_in.is_some() {
+            self.record.borrow_mut().history.announce(applied);
+        }
         if let (Some(term), true) = (leads_in, has_begun_to_lead) {
             self.note(format_args!("node {id} leads in term {term}"));
             self.count("path: election");
@@ -374,13 +395,16 @@ impl World {
                 self.fail(format!("M: node {other} and node {id} lead in term {term}"));
             }
         }
-        if self.uncompared >= 32 {
-            self.uncompared = 0;
-            self.compare(host);
-        }
+        self.compare_sometimes(host);
     }
 
     pub(super) fn send(&mut self, host: usize, message: PeerMessage) {
+        if let Some(promise) = message.promise()
+            && let Err(what) = self.hosts[host].check_promise(promise, self.plan.segment_size)
+        {
+            let id = self.hosts[host].id;
+            return self.fail(format!("A: node {id} says what is not on its disk: {what}"));
+        }
         let is_cut = self.cut.contains(&(self.hosts[host].id, message.to()));
         let is_lost = is_cut || (self.rng.below(40) == 0 && !self.are_faults_over.get());
         let member = message.to();
@@ -393,7 +417,16 @@ impl World {
             }
         }
         if is_lost {
-            return self.count("fault: message lost");
+            self.count("fault: message lost");
+            if self.rng.below(4) == 0 {
+                // The connection was closed, or too much waited.
+                self.count("path: node told that messages were dropped");
+                let time = self.host_time(host);
+                if let Some(running) = &mut self.hosts[host].running {
+                    running.node.step(time, Input::Unreachable { member });
+                }
+            }
+            return;
         }
         let delay = self.latency();
         if delay > Duration::from_millis(20) {

@@ -1,28 +1,51 @@
-//! A client of Redis: it takes, extends and releases locks by their values, and reads no replies.
+//! A client of Redis: it takes, extends, inspects and releases locks by their values.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use palisade_core::{LockName, LockNames, Secret, Ttl};
-use palisade_server::node::{ConnectionId, Input, RequestId};
-use palisade_server::request::{Extension, Request};
+use palisade_server::node::{ConnectionId, Input, RequestId, Response};
+use palisade_server::request::{Extension, Query, Request};
 
 use super::host::{Arrival, context};
 use super::world::{World, WorldEvent};
 
 /// Its connection to every node. Connections of the other clients have small numbers.
-const CONNECTION: ConnectionId = ConnectionId(u64::MAX);
+pub(super) const CONNECTION: ConnectionId = ConnectionId(u64::MAX);
 /// A lock that no other client uses, so that it can be held without an end.
 const OWN: &str = "of a Redis client";
+/// The locks that it uses.
+pub(super) const LOCKS: [&str; 2] = ["plain", OWN];
+
+/// Its requests.
+#[derive(Default)]
+pub(super) struct RedisClient {
+    last: u64,
+    /// Those without a reply, and the last committed entry when they were sent.
+    pending: BTreeMap<u64, (Request, u64)>,
+}
 
 impl World {
-    /// Sends two commands to the node that leads.
+    /// Sends two commands to a node that leads, or to one that runs.
     pub(super) fn use_redis_commands(&mut self) {
         for _ in 0..2 {
-            let Some(leader) = self.leader() else { return };
+            let running: Vec<_> = (0..self.hosts.len()).filter(|host| self.hosts[*host].is_up()).collect();
+            let leaders: Vec<_> = running.iter().copied().filter(|host| self.hosts[*host].leads()).collect();
+            let hosts = if leaders.is_empty() || self.rng.below(8) == 0 { running } else { leaders };
+            let Some(host) = hosts.get(self.rng.below(hosts.len())).copied() else { return };
             let request = self.redis_request();
             self.count("operator: command of a Redis client");
             self.extend_at_the_last_moment(&request);
-            self.send_redis_request(leader, request);
+            self.send_redis_request(host, request);
+        }
+    }
+
+    /// Checks a reply against the committed history.
+    pub(super) fn judge_redis_reply(&mut self, number: u64, response: &Response) {
+        let Some((request, since)) = self.redis.pending.remove(&number) else { return };
+        let checked = self.record.borrow().history.check_redis_reply(&request, response, since);
+        if let Err(what) = checked {
+            self.fail(what);
         }
     }
 
@@ -58,8 +81,10 @@ impl World {
     }
 
     fn send_redis_request(&mut self, leader: usize, request: Request) {
-        self.redis_requests += 1;
-        let id = RequestId { connection: CONNECTION, number: self.redis_requests };
+        let since = self.record.borrow().history.last_index();
+        self.redis.last += 1;
+        self.redis.pending.insert(self.redis.last, (request.clone(), since));
+        let id = RequestId { connection: CONNECTION, number: self.redis.last };
         let connected = Input::Connected { connection: CONNECTION, context: context("redis") };
         self.arrive(leader, Arrival::Input(connected));
         self.arrive(leader, Arrival::Input(Input::Request { id, request }));
@@ -68,21 +93,22 @@ impl World {
 
     fn redis_request(&mut self) -> Request {
         let names: &[&str] = match self.rng.below(4) {
-            0 => &["plain"],
-            1 => &["plain", OWN],
+            0 => &LOCKS[..1],
+            1 => &LOCKS,
             _ => &[OWN],
         };
         let named = |name: &&str| LockName::new(name).ok();
         let locks: LockNames = names.iter().filter_map(named).collect();
         let secret = Secret::new(&[self.rng.below(2) as u8]);
         let ttl = self.redis_ttl();
-        match (self.rng.below(8), locks.first().cloned()) {
+        match (self.rng.below(9), locks.first().cloned()) {
             (0, _) => Request::ReleaseHeld { locks, secret },
             (1, Some(lock)) => Request::DropHeld { lock },
             (2, _) => Request::ExtendHeld { locks, secret, time: Extension::For(ttl) },
             (3, _) => Request::ExtendHeld { locks, secret, time: Extension::Add(1000) },
+            (4, _) => Request::Query(Query::Held { locks, secret: Some(secret) }),
             (roll, _) => {
-                let is_endless = roll == 4 && names == [OWN];
+                let is_endless = roll == 5 && names == [OWN];
                 let ttl = if is_endless { Ttl::ENDLESS } else { ttl };
                 Request::take(locks, secret, ttl, self.rng.below(2) == 0)
             }

@@ -19,6 +19,7 @@ use super::faults::Damage;
 use super::host::{Arrival, Host};
 use super::judge::Record;
 use super::plan::Plan;
+use super::redis_client::RedisClient;
 use super::resource::{Call, CounterState, Reply, Request};
 use super::stream::{Dials, SharedPipe, stream};
 use crate::faulty_disk::Rng;
@@ -195,15 +196,13 @@ pub(super) struct World {
     pub(super) is_ending: Rc<Cell<bool>>,
     pub(super) acknowledged: Rc<RefCell<[u64; COUNTED.len()]>>,
     pub(super) unknown: Rc<RefCell<[u64; COUNTED.len()]>>,
-    /// The clock of a node may have misled it until then, because it was far off.
-    pub(super) nodes_drifted_until: Duration,
+    /// The clock of a leader may have misled it until then, because it was far off. Only a leader counts TTLs.
+    pub(super) leader_drifted_until: Duration,
     /// When the TTL of each session has begun, and the TTL.
     pub(super) ttls: BTreeMap<SessionId, (Duration, Duration)>,
     /// How many faults were injected.
     pub(super) faults: usize,
-    pub(super) redis_requests: u64,
-    /// Entries that nodes have applied since the state of one was compared.
-    pub(super) uncompared: usize,
+    pub(super) redis: RedisClient,
     /// Since when clients are paused.
     pub(super) suspended_at: BTreeMap<usize, Duration>,
 }
@@ -232,11 +231,10 @@ impl World {
             is_ending: Rc::default(),
             acknowledged: Rc::default(),
             unknown: Rc::default(),
-            nodes_drifted_until: Duration::ZERO,
+            leader_drifted_until: Duration::ZERO,
             ttls: BTreeMap::new(),
             faults: 0,
-            redis_requests: 0,
-            uncompared: 0,
+            redis: RedisClient::default(),
             suspended_at: BTreeMap::new(),
             plan,
         };
