@@ -17,13 +17,14 @@ impl Node {
     pub(super) fn drop_held(&mut self, id: RequestId, lock: LockName) {
         let (session, token, _) = match self.held_from_here(id.connection, &lock) {
             Ok(Ok(held)) => held,
-            Ok(Err(response)) => return self.reply(id, response),
-            Err(refusal) => return self.refuse(id, refusal),
+            Ok(Err(response)) => return self.reply_once_confirmed(id, response),
+            Err(refusal) => return self.reply_once_confirmed(id, Response::Refused(refusal.into())),
         };
         let view = self.replica.machine().session(session);
         let mut held = view.into_iter().flat_map(|view| view.grants().collect::<Vec<_>>());
         if let Some(other) = held.find_map(|(locks, _)| locks.into_iter().find(|name| *name != lock)) {
-            return self.refuse(id, Refusal::PartOfGrant { lock: other });
+            let refusal = Refusal::PartOfGrant { lock: other };
+            return self.reply_once_confirmed(id, Response::Refused(refusal.into()));
         }
         let release = Command::Release { caller: None, lock, token };
         self.submit_for(id.connection, release, Origin::Request(id, ReplyKind::Dropped));
@@ -33,8 +34,8 @@ impl Node {
     pub(super) fn expire_held(&mut self, id: RequestId, lock: LockName, ttl: Ttl) {
         match self.held_from_here(id.connection, &lock) {
             Ok(Ok((_, _, secret))) => self.extend_held(id, LockNames::from([lock]), secret, Extension::For(ttl)),
-            Ok(Err(response)) => self.reply(id, response),
-            Err(refusal) => self.refuse(id, refusal),
+            Ok(Err(response)) => self.reply_once_confirmed(id, response),
+            Err(refusal) => self.reply_once_confirmed(id, Response::Refused(refusal.into())),
         }
     }
 
@@ -55,13 +56,13 @@ impl Node {
 
     pub(super) fn extend_held(&mut self, id: RequestId, locks: LockNames, secret: Secret, time: Extension) {
         if self.is_expiring(&locks, &secret) {
-            return self.reply(id, OTHERS);
+            return self.reply_once_confirmed(id, OTHERS);
         }
         let ttl = match (time, self.time_left(&locks, &secret)) {
             (Extension::For(ttl), _) | (Extension::Replace(ttl), Some(_)) => Ok(ttl),
             (Extension::Add(extra), Some(left)) => Ttl::from_ms(left.saturating_add(extra)),
             // It is not held with this secret, or does not end.
-            (Extension::Replace(_) | Extension::Add(_), None) => return self.reply(id, OTHERS),
+            (Extension::Replace(_) | Extension::Add(_), None) => return self.reply_once_confirmed(id, OTHERS),
         };
         match ttl {
             Ok(ttl) => {

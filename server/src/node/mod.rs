@@ -464,7 +464,7 @@ impl Node {
         let compact_after = if self.is_snapshot_wanted { 0 } else { self.config.compact_after };
         self.output.compaction = self.replica.compaction(compact_after);
         self.is_snapshot_wanted &= self.output.compaction.is_none();
-        self.output.has_more = !self.reads.is_empty() || self.has_to_propose();
+        self.output.has_more = !self.reads.is_empty() || self.replica.has_new_reads() || self.has_to_propose();
         self.output.wake_at = self.next_tick();
         std::mem::take(&mut self.output)
     }
@@ -528,18 +528,33 @@ impl Node {
         self.reply(id, Response::Refused(refused.into()));
     }
 
+    /// Replies with what the state says now, once a majority has confirmed that this node still leads. The state of a leader that was
+    /// deposed is old.
+    fn reply_once_confirmed(&mut self, id: RequestId, response: Response) {
+        self.replica.read(PendingRead::Reply(id, response));
+    }
+
     fn request(&mut self, id: RequestId, request: Request) {
         let Some(context) = self.clients.context(id.connection) else { return };
-        if let Err(refused) = permissions::check(&context.principal, &request, self.replica.machine()) {
+        if let Principal::Unauthenticated = context.principal {
+            return self.refuse(id, Refused::Unauthenticated);
+        }
+        // Only a leader has applied everything that was acknowledged.
+        if !self.is_leader() {
+            return match self.replica.membership().is_only_voter(self.replica.id()) {
+                true => self.replica.read(PendingRead::Request(id, Box::new(request))),
+                false => self.refuse(id, Refused::NotLeader),
+            };
+        }
+        if let Err(refused) = permissions::check(context.principal.user(), &request, self.replica.machine()) {
             if let Refused::Denied(why) = &refused {
                 let what = Audited::Denied(why.clone());
                 self.output.audit.push(AuditEvent { context: context.clone(), what });
             }
-            return self.refuse(id, refused);
-        }
-        // The only voter is about to lead.
-        if !self.is_leader() && !self.replica.membership().is_only_voter(self.replica.id()) {
-            return self.refuse(id, Refused::NotLeader);
+            return match refused {
+                Refused::Refusal(_) => self.reply_once_confirmed(id, Response::Refused(refused)),
+                _ => self.refuse(id, refused),
+            };
         }
         match request {
             Request::Acquire(acquire) => self.acquire(id, acquire),

@@ -35,12 +35,10 @@ impl Denial {
     }
 }
 
-/// Checks the principal's rights and the request's size.
-pub(super) fn check(principal: &Principal, request: &Request, machine: &Machine) -> Result<(), Refused> {
-    match principal {
-        Principal::Anyone => {}
-        Principal::Unauthenticated => return Err(Refused::Unauthenticated),
-        Principal::User(user) => check_rights(user, request, machine).map_err(|denial| refused(user, denial))?,
+/// Checks the rights of a user, if the service has users, and the request's size.
+pub(super) fn check(user: Option<&User>, request: &Request, machine: &Machine) -> Result<(), Refused> {
+    if let Some(user) = user {
+        check_rights(user, request, machine).map_err(|denial| refused(user, denial))?;
     }
     early_refusal(request, machine.limits()).map_or(Ok(()), |refusal| Err(refusal.into()))
 }

@@ -9,7 +9,7 @@ use palisade_core::{
 use super::clients::ConnectionId;
 use super::response::{HolderReport, LeaderReport, LockReport, Refused, Response, WaiterReport};
 use super::{Node, RequestId};
-use crate::request::Query;
+use crate::request::{Query, Request};
 
 /// The size of an answer after which the rest is left to the next page, in bytes.
 const PAGE_BYTES: usize = 1 << 20;
@@ -27,9 +27,11 @@ const WORK: usize = 20_000;
 /// A request that is answered once a majority has confirmed that this node still leads.
 pub(super) enum PendingRead {
     Query(RequestId, Query),
-    /// The sessions' TTLs were restarted when the request arrived.
-    KeepAlive(RequestId, Response),
+    /// The reply was decided when the request arrived. For a keep-alive, the TTLs began then.
+    Reply(RequestId, Response),
     Attach(RequestId, SessionId),
+    /// A request that came before the only voter led.
+    Request(RequestId, Box<Request>),
 }
 
 /// Which of a lock's holders and waiters are shown.
@@ -64,7 +66,8 @@ impl Node {
                     self.reply(id, response.unwrap_or_else(Response::Refused));
                 }
                 PendingRead::Query(..) => {}
-                PendingRead::KeepAlive(id, response) => self.reply(id, response),
+                PendingRead::Reply(id, response) => self.reply(id, response),
+                PendingRead::Request(id, request) => self.request(id, *request),
                 PendingRead::Attach(id, session) => self.attached(id, session),
             }
         }

@@ -160,7 +160,7 @@ impl Node {
     pub(super) fn keep_alive_all(&mut self, id: RequestId, sessions: Vec<SessionId>) {
         let kept: Result<_, Refused> = sessions.into_iter().map(|session| self.keep_alive(session)).collect();
         match kept {
-            Ok(kept) => self.replica.read(PendingRead::KeepAlive(id, Response::KeptAlive(kept))),
+            Ok(kept) => self.reply_once_confirmed(id, Response::KeptAlive(kept)),
             Err(refused) => self.refuse(id, refused),
         }
     }
@@ -168,11 +168,12 @@ impl Node {
     /// Subscribes the connection to the session's pushes.
     pub(super) fn attach(&mut self, id: RequestId, session: SessionId) {
         match self.keep_alive(session) {
-            Ok(Some(_)) => {
-                self.sessions.subscribe(session, id.connection, &self.clients);
+            Ok(kept) => {
+                if kept.is_some() {
+                    self.sessions.subscribe(session, id.connection, &self.clients);
+                }
                 self.replica.read(PendingRead::Attach(id, session));
             }
-            Ok(None) => self.refuse(id, Refusal::NoSuchSession { session }),
             Err(refused) => self.refuse(id, refused),
         }
     }

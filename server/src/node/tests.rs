@@ -14,6 +14,8 @@ struct Fixture {
     now: Moment,
     /// The writes that are not durable yet.
     writes: Vec<u64>,
+    /// Everything that was written.
+    written: Recovered,
     last_number: u64,
     replies: BTreeMap<u64, Response>,
 }
@@ -21,14 +23,21 @@ struct Fixture {
 impl Fixture {
     /// Starts a node that leads, with one client.
     fn new(config: NodeConfig, principal: Principal) -> Fixture {
-        let config = NodeConfig { compact_after: usize::MAX, ..config };
-        let seeds = Seeds { hash_key: 7, session_ids: 7 };
-        let node = Node::new(config, &Identity::alone(1, 1), &Recovered::default(), seeds, None).unwrap();
-        let (now, writes, replies) = (Moment::ZERO, Vec::new(), BTreeMap::new());
-        let mut fixture = Fixture { node, now, writes, last_number: 0, replies };
+        let mut fixture = Fixture::on(Recovered::default(), config);
         fixture.persist();
         assert!(fixture.node.is_leading);
         fixture.connect(principal);
+        fixture
+    }
+
+    /// Starts a node on these files. It does not lead before its vote is durable.
+    fn on(written: Recovered, config: NodeConfig) -> Fixture {
+        let config = NodeConfig { compact_after: usize::MAX, ..config };
+        let seeds = Seeds { hash_key: 7, session_ids: 7 };
+        let node = Node::new(config, &Identity::alone(1, 1), &written, seeds, None).unwrap();
+        let (now, writes, replies) = (Moment::ZERO, Vec::new(), BTreeMap::new());
+        let mut fixture = Fixture { node, now, writes, written, last_number: 0, replies };
+        fixture.take_output();
         fixture
     }
 
@@ -41,10 +50,18 @@ impl Fixture {
     /// Handles an input. The writes that follow stay on their way.
     fn step(&mut self, input: Input) {
         self.node.step(self.now, input);
+        self.take_output();
+    }
+
+    fn take_output(&mut self) {
         let mut has_more = true;
         while has_more {
             let output = self.node.take_output();
-            self.writes.extend(output.writes.iter().map(|(number, _)| number));
+            for (number, write) in output.writes {
+                self.writes.push(number);
+                self.written.hard_state = write.hard_state;
+                self.written.records.extend(write.records);
+            }
             for message in output.messages {
                 if let Message::Reply(id, response) = message {
                     self.replies.insert(id.number, response);
@@ -148,16 +165,21 @@ fn started() -> Fixture {
     Fixture::new(NodeConfig::default(), Principal::Anyone)
 }
 
+/// A configuration with one user, and the user.
+fn with_user(config: NodeConfig) -> (NodeConfig, Principal) {
+    let rule = Rule { verbs: vec![Verb::Acquire, Verb::Observe], prefix: String::new() };
+    let users = Users::new(vec![User::new("ci", None, vec![rule]).unwrap()]).unwrap();
+    let principal = Principal::User(users.find("ci").unwrap());
+    (NodeConfig { users: Some(users), ..config }, principal)
+}
+
 fn ttl(ms: u64) -> Ttl {
     Ttl::from_ms(ms).unwrap()
 }
 
 #[test]
 fn requests_that_a_lost_leadership_leaves_unanswered_do_not_count_for_the_user() {
-    let rule = Rule { verbs: vec![Verb::Acquire], prefix: String::new() };
-    let users = Users::new(vec![User::new("ci", None, vec![rule]).unwrap()]).unwrap();
-    let principal = Principal::User(users.find("ci").unwrap());
-    let config = NodeConfig { users: Some(users), sessions_per_user: 1, ..NodeConfig::default() };
+    let (config, principal) = with_user(NodeConfig { sessions_per_user: 1, ..NodeConfig::default() });
     let mut fixture = Fixture::new(config, principal.clone());
     let open = || Request::OpenSession { ttl: ttl(10_000), label: None };
     let id = RequestId { connection: CLIENT, number: 0 };
@@ -285,4 +307,42 @@ fn a_lost_leadership_forgets_the_extensions_on_their_way() {
     fixture.node.start_leading();
     fixture.pass(1_040);
     assert!(!fixture.is_held());
+}
+
+/// The last entries are applied only when the node leads. Until then a session or a lock that they made seems not to exist.
+#[test]
+fn a_service_that_starts_answers_nothing_before_it_has_applied_its_log() {
+    let (config, principal) = with_user(NodeConfig { sessions_per_user: 2, wait_ms: 1_000, ..NodeConfig::default() });
+    let mut before = Fixture::new(config.clone(), principal.clone());
+    before.answer(take("mine", 60_000, false));
+    let Response::Opened { session, .. } = before.answer(Request::OpenSession { ttl: ttl(60_000), label: None })
+    else {
+        panic!("the session is not open");
+    };
+    let locks = LockNames::from([lock()]);
+    let secret = Secret::new(b"mine");
+    let held = Request::Query(crate::request::Query::Held { locks, secret: Some(secret) });
+    type Check = fn(&Response) -> bool;
+    let requests: [(Request, Check); 6] = [
+        (Request::DropHeld { lock: lock() }, |reply| *reply == Response::Matched { locks: 1, others: 0 }),
+        (Request::ExpireHeld { lock: lock(), ttl: ttl(5_000) }, has_extended),
+        (extend("mine", Extension::Add(5_000)), has_extended),
+        (held, |reply| matches!(reply, Response::Held(held) if held[0].is_some())),
+        (
+            Request::KeepAlive { sessions: vec![session] },
+            |reply| matches!(reply, Response::KeptAlive(kept) if kept[0].is_some()),
+        ),
+        (Request::Attach { session }, |reply| matches!(reply, Response::Attached { .. })),
+    ];
+    for (request, is_right) in requests {
+        let Recovered { hard_state, records, .. } = &before.written;
+        let files = Recovered { hard_state: *hard_state, records: records.clone(), ..Recovered::default() };
+        let mut fixture = Fixture::on(files, config.clone());
+        fixture.connect(principal.clone());
+        let number = fixture.request(request.clone());
+        assert_eq!(fixture.reply_to(number), None, "{request:?}");
+        fixture.persist();
+        let reply = fixture.reply_to(number);
+        assert!(reply.as_ref().is_some_and(is_right), "{request:?}: {reply:?}");
+    }
 }

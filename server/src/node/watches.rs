@@ -25,12 +25,8 @@ impl Watches {
 }
 
 impl Node {
-    /// Begins a watch. A connection gets an event once, however many of its prefixes match. A node that is not the
-    /// leader refuses, because it may still have to apply old entries.
+    /// Begins a watch. A connection gets an event once, however many of its prefixes match.
     pub(super) fn watch(&mut self, id: RequestId, prefix: String) {
-        if !self.is_leader() {
-            return self.refuse(id, Refused::NotLeader);
-        }
         let most = self.config.watches;
         let prefixes = self.watches.0.entry(id.connection).or_default();
         if !prefixes.contains(&prefix) {

@@ -375,6 +375,11 @@ impl<C, R> Replica<C, R> {
         self.pending_reads.push(reader);
     }
 
+    /// Returns whether reads wait for the next [`outputs`](Replica::outputs).
+    pub fn has_new_reads(&self) -> bool {
+        self.is_leader && !self.pending_reads.is_empty()
+    }
+
     /// Handles a message of another member.
     ///
     /// # Errors

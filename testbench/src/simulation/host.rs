@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use palisade_server::access::{Rule, User, Users, Verb};
 use palisade_server::node::{ConnectionId, Input, Node, NodeConfig, Principal, Protocol, RequestContext, Seeds};
 use palisade_server::replica::{Compaction, PeerMessage, Promise};
 use palisade_server::resp::SimulatedConnection;
@@ -20,6 +21,9 @@ use crate::faulty_disk::FaultyDisk;
 /// The version of the log that knows changes of the members, and the one before.
 pub(super) const NEW_LOG: u16 = 2;
 pub(super) const OLD_LOG: u16 = 1;
+
+/// The users of a service that has users.
+const USERS: [&str; 2] = ["ann", "bob"];
 
 /// A machine.
 pub(super) struct Host {
@@ -120,6 +124,8 @@ pub(super) struct Running {
     pub(super) leads_in: Option<u64>,
     /// How many entries it has applied since its state was compared.
     pub(super) uncompared: usize,
+    /// The users of the service, if it has any.
+    users: Option<Users>,
 }
 
 fn read_files(disk: FaultyDisk, segment_size: usize) -> Result<Recovered, String> {
@@ -171,7 +177,9 @@ impl Host {
         })?;
         self.starts += 1;
         self.has_begun = true;
+        let users = plan.has_users.then(users);
         let config = NodeConfig {
+            users: users.clone(),
             wait_ms: 3_600_000,
             watches: 100,
             sessions_per_user: 1_000,
@@ -215,6 +223,7 @@ impl Host {
             tick_at: None,
             leads_in: None,
             uncompared: 0,
+            users,
         };
         self.clock = Clock::start(now, rate);
         self.running = Some(running);
@@ -309,18 +318,29 @@ impl Running {
     /// Begins a connection of a client.
     pub(super) fn connect(&mut self, now: Duration, connection: u64, client: usize, is_relayed: bool) {
         let id = ConnectionId(connection);
-        let context = context(&format!("client-{client}"));
+        let context = self.context(&format!("client-{client}"), client);
         self.node.step(now, Input::Connected { connection: id, context });
         self.connections.insert(connection, SimulatedConnection::new(id, is_relayed));
     }
+
+    /// Returns the context of a client with this name.
+    pub(super) fn context(&self, name: &str, number: usize) -> RequestContext {
+        let user = self.users.as_ref().and_then(|users| users.find(USERS[number % USERS.len()]));
+        RequestContext {
+            principal: user.map_or(Principal::Anyone, Principal::User),
+            protocol: Protocol::Resp,
+            peer: Arc::from(name),
+            address: [127, 0, 0, 1].into(),
+        }
+    }
 }
 
-/// Returns the context of a client with this name.
-pub(super) fn context(name: &str) -> RequestContext {
-    RequestContext {
-        principal: Principal::Anyone,
-        protocol: Protocol::Resp,
-        peer: Arc::from(name),
-        address: [127, 0, 0, 1].into(),
-    }
+/// Returns the users, who may do everything.
+fn users() -> Users {
+    let user = |name| {
+        let rule =
+            Rule { verbs: vec![Verb::Admin, Verb::Acquire, Verb::Observe, Verb::Break], prefix: String::new() };
+        User::new(name, None, vec![rule]).expect("a name")
+    };
+    Users::new(USERS.map(user).into()).expect("other names")
 }

@@ -329,7 +329,9 @@ impl History {
         };
         match is_right {
             true => Ok(()),
-            false => Err(format!("N: a client was told that {token} of {session:?} is lost: {loss}; it has {ended:?}")),
+            false => {
+                Err(format!("N: a client was told that {token} of {session:?} is lost: {loss}; it has {ended:?}"))
+            }
         }
     }
 

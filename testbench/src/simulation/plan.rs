@@ -25,6 +25,8 @@ pub struct Plan {
     pub ttl: Duration,
     /// The longest pause of a client between two operations.
     pub think: Duration,
+    /// Whether the clients log in, as one of two users.
+    pub has_users: bool,
     /// The longest time that a message usually takes, in microseconds.
     pub latency_us: usize,
     /// The maximum number of faults.
@@ -40,11 +42,12 @@ pub struct Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Plan { seed, nodes, spares, clients, duration, ttl, think, latency_us, .. } = self;
-        let Plan { faults, fault_every, segment_size, compact_after, .. } = self;
+        let Plan { has_users, faults, fault_every, segment_size, compact_after, .. } = self;
         write!(
             f,
             "seed {seed}: {nodes} nodes, {spares} that can be added, {clients} clients with a TTL of {ttl:?}, "
         )?;
+        write!(f, "{}", if *has_users { "two users, " } else { "" })?;
         write!(f, "an operation every {:?}, messages take up to {latency_us} us, ", *think / 2)?;
         write!(f, "log files of {segment_size} bytes, a snapshot every {compact_after} bytes, ")?;
         match faults {
@@ -82,6 +85,7 @@ impl Plan {
             ttl,
             // Many clients are many operations.
             think: if clients > 15 { think * 10 } else { think },
+            has_users: rng.below(2) == 0,
             latency_us: [500, 2_000, 10_000, 40_000][rng.below(4)],
             faults: usize::MAX,
             fault_every: Duration::from_millis([300, 1_000, 3_000, 10_000][rng.below(4)]),

@@ -7,7 +7,7 @@ use palisade_core::{LockName, LockNames, Secret, Ttl};
 use palisade_server::node::{ConnectionId, Input, RequestId, Response};
 use palisade_server::request::{Extension, Query, Request};
 
-use super::host::{Arrival, context};
+use super::host::Arrival;
 use super::world::{World, WorldEvent};
 
 /// Its connection to every node. Connections of the other clients have small numbers.
@@ -85,7 +85,8 @@ impl World {
         self.redis.last += 1;
         self.redis.pending.insert(self.redis.last, (request.clone(), since));
         let id = RequestId { connection: CONNECTION, number: self.redis.last };
-        let connected = Input::Connected { connection: CONNECTION, context: context("redis") };
+        let Some(running) = &self.hosts[leader].running else { return };
+        let connected = Input::Connected { connection: CONNECTION, context: running.context("redis", 0) };
         self.arrive(leader, Arrival::Input(connected));
         self.arrive(leader, Arrival::Input(Input::Request { id, request }));
         self.drain_output(leader);

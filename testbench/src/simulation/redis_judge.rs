@@ -47,6 +47,11 @@ impl RedisLocks {
         };
         moments.into_iter().map(|moment| locks.iter().map(|lock| at(lock, moment)).collect()).collect()
     }
+
+    fn has_another_holder_since(&self, lock: &LockName, since: u64) -> bool {
+        let tokens = self.since(std::slice::from_ref(lock), since).into_iter().flatten().flatten();
+        tokens.map(|(token, _)| token).collect::<BTreeSet<_>>().len() > 1
+    }
 }
 
 /// Returns how many locks are held with the secret, and how many otherwise.
@@ -77,16 +82,23 @@ impl History {
         };
         match (request, response) {
             (Request::Acquire(AcquireRequest { secret, .. }), Response::Granted(grant)) => is_any(&|holders| {
-                holders.iter().all(|holder| holder.as_ref().is_some_and(|held| *held == (grant.token, secret.clone())))
+                holders
+                    .iter()
+                    .all(|holder| holder.as_ref().is_some_and(|held| *held == (grant.token, secret.clone())))
             }),
-            (Request::Acquire(_), Response::NotGranted) => match locks.iter().any(|lock| self.check_busy(lock, since).is_ok()) {
-                true => Ok(()),
-                false => is_any(&|_| false),
-            },
+            (Request::Acquire(_), Response::NotGranted) => {
+                match locks.iter().any(|lock| self.check_busy(lock, since).is_ok()) {
+                    true => Ok(()),
+                    false => is_any(&|_| false),
+                }
+            }
             (Request::ReleaseHeld { secret, .. }, Response::Matched { locks, others }) => {
                 is_any(&|holders| count(holders, secret) == (*locks, *others))
             }
-            (Request::ExtendHeld { secret, time: Extension::For(_), .. }, Response::Matched { locks: extended, others }) => {
+            (
+                Request::ExtendHeld { secret, time: Extension::For(_), .. },
+                Response::Matched { locks: extended, others },
+            ) => {
                 is_any(&|holders| {
                     let (own, other) = count(holders, secret);
                     let is_whole = own as usize == locks.len();
@@ -98,11 +110,16 @@ impl History {
             (Request::ExtendHeld { secret, .. }, Response::Matched { locks: extended @ 1.., .. }) => {
                 is_any(&|holders| count(holders, secret) == (*extended, 0))
             }
+            // The grant that was to be released ended first, and the lock went to a waiter.
+            (Request::DropHeld { lock }, Response::Matched { locks: 0, others: 0 })
+                if self.redis.has_another_holder_since(lock, since) =>
+            {
+                Ok(())
+            }
             (Request::DropHeld { .. }, Response::Matched { locks, others }) => is_any(&|holders| {
-                let is_own = |secret: &Option<Secret>| secret.is_some();
                 let expected = match &holders[0] {
-                    Some((_, secret)) if is_own(secret) => (1, 0),
-                    Some(_) => (0, 1),
+                    Some((_, Some(_))) => (1, 0),
+                    Some((_, None)) => (0, 1),
                     None => (0, 0),
                 };
                 expected == (*locks, *others)
