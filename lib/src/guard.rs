@@ -247,6 +247,8 @@ impl Guard {
         if self.grant.is_released() {
             return Ok(());
         }
+        // The engine may carry it out although its reply is lost, and another client may get the lock then.
+        self.grant.give_up();
         let span =
             tracing::debug_span!("release", engine = self.link.guarantees.engine, token = self.grant.token.get());
         self.link.call(|reply| Op::Release(self.grant.clone(), Some(reply))).instrument(span).await

@@ -33,6 +33,8 @@ use writer::{Writer, Written};
 
 /// [`Config::compact_after`] without a value.
 const COMPACT_AFTER: usize = 64 << 20;
+/// How many writes follow each other before clients are served again. Many sessions that expire at once need many writes.
+const WRITES_PER_TURN: usize = 16;
 /// How long a leader that stops waits for the next one.
 const HAND_OVER: Duration = Duration::from_secs(2);
 /// How long clients have to read their last replies when the service stops.
@@ -242,9 +244,10 @@ impl<D: Disk> Service<D> {
         Ok(())
     }
 
-    /// Carries out the node's output, until it waits for a write or an input. Returns whether it has more to do.
+    /// Carries out the node's output, until it waits for a write or an input, or has written for a while. Returns whether it has more to
+    /// do.
     async fn carry_out(&mut self) -> Result<bool, ServiceError> {
-        loop {
+        for _ in 0..WRITES_PER_TURN {
             let mut output = self.server.take_output();
             match output.log_lost {
                 Some(lost @ LogLost::Here { .. }) => return Err(self.peers.replace(lost.to_string())),
@@ -280,6 +283,8 @@ impl<D: Disk> Service<D> {
                 return Ok(output.has_more);
             }
         }
+        self.server.flush();
+        Ok(true)
     }
 
     /// Writes on this thread if the disk is fast, and returns whether it did. Otherwise the writing thread writes.

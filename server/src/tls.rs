@@ -153,14 +153,6 @@ impl Accepted {
         }
     }
 
-    /// Returns its socket.
-    pub(crate) fn socket(&self) -> &TcpStream {
-        match self {
-            Accepted::Plain(stream) => stream,
-            Accepted::Encrypted(stream) => stream.get_ref().0,
-        }
-    }
-
     /// Returns it in the form in which all connections are alike.
     pub(crate) fn boxed(self) -> ByteStream {
         match self {

@@ -32,7 +32,7 @@ pub(super) struct Subscriptions {
 struct Watcher {
     prefix: String,
     sink: mpsc::Sender<Watched>,
-    /// Whether an event was dropped and [`Watched::Missed`] is still to be sent.
+    /// Whether the last message was [`Watched::Missed`].
     missed: bool,
 }
 
@@ -124,7 +124,7 @@ impl Subscriptions {
     #[cfg(any(feature = "_remote", feature = "embedded"))]
     pub(super) fn tell_missed(&mut self) {
         for watcher in &mut self.watchers {
-            watcher.missed = watcher.sink.try_send(Watched::Missed).is_err();
+            watcher.tell_missed();
         }
     }
 
@@ -172,12 +172,17 @@ impl Watcher {
         if !locks.iter().any(|lock| lock.as_str().starts_with(&self.prefix)) {
             return !self.sink.is_closed();
         }
-        if self.missed && self.sink.try_send(Watched::Missed).is_ok() {
-            self.missed = false;
+        // The last place is for the notice that events are missing: no other event may follow that would bring it.
+        if self.sink.capacity() > 1 {
+            self.missed = self.sink.try_send(Watched::Event(event.clone())).is_err();
+        } else {
+            self.tell_missed();
         }
-        let is_sent = !self.missed && self.sink.try_send(Watched::Event(event.clone())).is_ok();
-        self.missed = !is_sent;
         !self.sink.is_closed()
+    }
+
+    fn tell_missed(&mut self) {
+        self.missed = self.missed || self.sink.try_send(Watched::Missed).is_ok();
     }
 }
 

@@ -232,6 +232,8 @@ impl<E: Engine> Driver<E> {
             };
             match cancelled {
                 Ok(Cancelled::Gone) | Err(Failure::SessionEnded) => return None,
+                // It neither waits nor is held, and a copy that arrives late is refused.
+                Err(Failure::Refused(palisade_core::Refusal::NumberForgotten { .. })) => return None,
                 Ok(Cancelled::WasGranted { token }) => return Some(token),
                 Err(failure) => tracing::debug!(error = %failure, "retrying the cancel"),
             }

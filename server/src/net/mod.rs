@@ -16,6 +16,7 @@ pub(crate) mod words;
 
 pub use bounds::Bounds;
 pub(crate) use handle::ServiceHandle;
+pub(crate) use hangup::enable_keepalive;
 pub(crate) use http::page;
 pub(crate) use http::start as start_http;
 pub use http::{Bounds as HttpBounds, Http};

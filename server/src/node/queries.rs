@@ -67,8 +67,11 @@ impl Node {
                 }
                 PendingRead::Query(..) => {}
                 PendingRead::Reply(id, response) => self.reply(id, response),
-                PendingRead::Request(id, request) => self.request(id, *request),
-                PendingRead::Attach(id, session) => self.attached(id, session),
+                PendingRead::Request(id, request) => match *request {
+                    Request::Acquire(_) if self.is_closing => self.refuse(id, Refused::Closing),
+                    request => self.request(id, request),
+                },
+                PendingRead::Attach(id, session) => work += self.attached(id, session),
             }
         }
     }
@@ -79,8 +82,10 @@ impl Node {
         match query {
             Query::Lock { lock, cursor, count } => {
                 let page = Page { skip: cursor as usize, count: count.clamp(1, PAGE_COUNT) as usize };
+                let skipped = machine.lock(&lock).map_or(0, |view| view.holder_count() + view.waiter_count());
+                let work = page.count + page.skip.min(skipped as usize);
                 let report = machine.lock(&lock).map(|view| Box::new(self.lock_report(view, &page)));
-                (Ok(Response::Lock(report)), page.count)
+                (Ok(Response::Lock(report)), work)
             }
             Query::Locks { prefix, cursor, count } => self.list(connection, &prefix, cursor, count),
             Query::Leader { lock } => (Ok(Response::Leader(machine.lock(&lock).and_then(leader))), 1),

@@ -168,27 +168,26 @@ impl Node {
     /// Subscribes the connection to the session's pushes.
     pub(super) fn attach(&mut self, id: RequestId, session: SessionId) {
         match self.keep_alive(session) {
-            Ok(kept) => {
-                if kept.is_some() {
-                    self.sessions.subscribe(session, id.connection, &self.clients);
-                }
+            Ok(Some(_)) => {
+                self.sessions.subscribe(session, id.connection, &self.clients);
                 self.replica.read(PendingRead::Attach(id, session));
             }
+            Ok(None) => self.reply_once_confirmed(id, Response::Refused(Refusal::NoSuchSession { session }.into())),
             Err(refused) => self.refuse(id, refused),
         }
     }
 
-    /// Replies with the tokens that the session holds. The client finds out from them which grants ended while it was not
-    /// subscribed.
-    pub(super) fn attached(&mut self, id: RequestId, session: SessionId) {
-        let ttl = self.replica.machine().session(session).map(|view| view.ttl());
-        self.reply(
-            id,
-            match ttl {
-                Some(ttl) => Response::Attached { session, ttl, held: self.held(session) },
-                None => Response::Refused(Refusal::NoSuchSession { session }.into()),
-            },
-        );
+    /// Replies with the tokens that the session holds, and returns how many they are. The client finds out from them which grants ended
+    /// while it was not subscribed.
+    pub(super) fn attached(&mut self, id: RequestId, session: SessionId) -> usize {
+        let held = self.held(session);
+        let count = held.len();
+        let response = match self.replica.machine().session(session) {
+            Some(view) => Response::Attached { session, ttl: view.ttl(), held },
+            None => Response::Refused(Refusal::NoSuchSession { session }.into()),
+        };
+        self.reply(id, response);
+        count
     }
 
     fn held(&self, session: SessionId) -> Vec<Token> {

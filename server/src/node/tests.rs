@@ -346,3 +346,23 @@ fn a_service_that_starts_answers_nothing_before_it_has_applied_its_log() {
         assert!(reply.as_ref().is_some_and(is_right), "{request:?}: {reply:?}");
     }
 }
+
+/// The expiry waits for a write, or is on its way itself.
+#[test]
+fn a_session_whose_expiry_was_decided_cannot_be_attached() {
+    for is_proposed in [false, true] {
+        let mut fixture = started();
+        let opened = fixture.answer(Request::OpenSession { ttl: ttl(1_000), label: None });
+        let Response::Opened { session, .. } = opened else { panic!("{opened:?}") };
+        fixture.pass(900);
+        if !is_proposed {
+            fixture.begin_write();
+        }
+        fixture.stall(200);
+        let number = fixture.request(Request::Attach { session });
+        fixture.persist();
+        let reply = fixture.reply_to(number).unwrap();
+        let is_refused = matches!(reply, Response::Refused(Refused::Refusal(Refusal::NoSuchSession { .. })));
+        assert!(is_refused, "{reply:?}");
+    }
+}

@@ -11,6 +11,7 @@ use tokio::time::timeout;
 
 use super::wire::{self, Answer, FRAME_BYTES, Greeting, Purpose};
 use super::{CONNECT_TIMEOUT, PeerTls, Peers};
+use crate::net::enable_keepalive;
 use crate::net::resp::serve_relayed;
 use crate::node::{Input, Protocol};
 use crate::replica::PeerMessage;
@@ -57,6 +58,8 @@ pub(super) async fn greeted(
 ) -> io::Result<(Accepted, Result<Purpose, String>)> {
     let greeting = async {
         drop(stream.set_nodelay(true));
+        // The other machine may lose its power, and close nothing.
+        enable_keepalive(&stream);
         let mut stream = match tls {
             None => Accepted::Plain(stream),
             Some(tls) => Accepted::Encrypted(Box::new(tls.accept(stream).await?)),

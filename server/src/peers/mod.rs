@@ -31,7 +31,7 @@ use tokio::time::timeout;
 pub use forming::Founding;
 pub use tls::{PeerTls, PeerTlsFiles};
 
-use crate::net::Server;
+use crate::net::{Server, enable_keepalive};
 use crate::node::Input;
 use crate::replica::PeerMessage;
 use crate::run::ServiceError;
@@ -50,6 +50,9 @@ pub(crate) use wire::RelayedClient;
 
 /// How long a connection to another member, or its greeting, may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long messages to another member may stay unacknowledged before their connection is opened again, in milliseconds.
+const UNACKNOWLEDGED_MS: u32 = 5_000;
 
 /// How many requests of operators are carried out at once. The others wait.
 const ADMIN_PLACES: usize = 2;
@@ -190,6 +193,12 @@ async fn dial(address: &str, tls: Option<&PeerTls>, purpose: &Purpose) -> io::Re
         let stream = TcpStream::connect(address).await?;
         // Failure only costs latency.
         drop(stream.set_nodelay(true));
+        // The other machine may lose its power, and close nothing.
+        enable_keepalive(&stream);
+        if let Purpose::Messages { .. } = purpose {
+            // After a cut without a sign, the system would wait for minutes until it sends again.
+            let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, UNACKNOWLEDGED_MS);
+        }
         let mut stream: ByteStream = match tls {
             None => Box::new(stream),
             Some(tls) => Box::new(tls.connect(address, stream).await?),

@@ -162,6 +162,11 @@ impl History {
         Ok(effects)
     }
 
+    /// Returns the last entry that a leader has applied.
+    pub(super) fn announced(&self) -> u64 {
+        self.announced
+    }
+
     /// Notes that a leader has applied everything up to an entry.
     pub(super) fn announce(&mut self, index: u64) {
         self.announced = self.announced.max(index);

@@ -446,14 +446,19 @@ impl World {
         self.hosts.iter().position(|machine| machine.id == member)
     }
 
-    pub(super) fn deliver(&mut self, message: &PeerMessage) {
+    pub(super) fn deliver(&mut self, message: PeerMessage) {
         let Some(to) = self.host_of(message.to()) else { return };
         if self.hosts[to].member() != message.to() {
             // As the nodes do when they connect to each other.
             return self.count("path: node with another member's directory not spoken to");
         }
-        // Bytes come over a wire.
-        let message = match PeerMessage::decode(&message.encode()) {
+        // Bytes come over a wire. Most messages are heartbeats, and writing and reading each would take a tenth of the time.
+        self.delivered += 1;
+        let message = match self.delivered.is_multiple_of(8) {
+            true => PeerMessage::decode(&message.encode()),
+            false => Ok(message),
+        };
+        let message = match message {
             Ok(message) => message,
             Err(error) => return self.fail(format!("A: a message cannot be read: {error}")),
         };

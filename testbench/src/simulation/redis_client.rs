@@ -21,7 +21,7 @@ pub(super) const LOCKS: [&str; 2] = ["plain", OWN];
 #[derive(Default)]
 pub(super) struct RedisClient {
     last: u64,
-    /// Those without a reply, and the last committed entry when they were sent.
+    /// Those without a reply, and the last entry that a leader had applied when they were sent.
     pending: BTreeMap<u64, (Request, u64)>,
 }
 
@@ -81,7 +81,7 @@ impl World {
     }
 
     fn send_redis_request(&mut self, leader: usize, request: Request) {
-        let since = self.record.borrow().history.last_index();
+        let since = self.record.borrow().history.announced();
         self.redis.last += 1;
         self.redis.pending.insert(self.redis.last, (request.clone(), since));
         let id = RequestId { connection: CONNECTION, number: self.redis.last };

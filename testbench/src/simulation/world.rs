@@ -203,6 +203,8 @@ pub(super) struct World {
     /// How many faults were injected.
     pub(super) faults: usize,
     pub(super) redis: RedisClient,
+    /// How many messages have reached their nodes.
+    pub(super) delivered: u64,
     /// Since when clients are paused.
     pub(super) suspended_at: BTreeMap<usize, Duration>,
 }
@@ -235,6 +237,7 @@ impl World {
             ttls: BTreeMap::new(),
             faults: 0,
             redis: RedisClient::default(),
+            delivered: 0,
             suspended_at: BTreeMap::new(),
             plan,
         };
@@ -322,7 +325,7 @@ impl World {
             WorldEvent::Tick { host, start } => self.tick(host, start),
             WorldEvent::Persist { host, start } => self.persist(host, start),
             WorldEvent::Compact { host, start } => self.compact(host, start),
-            WorldEvent::Message(message) => self.deliver(&message),
+            WorldEvent::Message(message) => self.deliver(*message),
             WorldEvent::Connect { client, incarnation, host, outcome } => {
                 self.accept(client, incarnation, host, outcome)
             }

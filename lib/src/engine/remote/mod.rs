@@ -205,12 +205,19 @@ impl<B: Backend> Shared<B> {
             }
             may_wait_at_store |= failure.may_have_taken_effect();
             if !(failure.is_retryable() && may_wait_at_store) {
-                // An earlier attempt may have queued it.
-                if may_wait_at_store && self.backend.cancel(connection, key).await.is_err() {
-                    // The keeper cancels an acquire that may have taken effect.
-                    return self.client.settle(key, Err(failure.possibly_applied()));
+                if !may_wait_at_store {
+                    return self.client.settle(key, Err(failure));
                 }
-                return self.client.settle(key, Err(failure));
+                // An earlier attempt may have queued it. The keeper cancels an acquire that may have taken effect.
+                let outcome = match self.backend.cancel(connection, key).await {
+                    Ok(CancelReply::Gone) => Err(failure),
+                    Ok(CancelReply::Granted(token, grant)) => {
+                        self.client.add_grant(key.0, token, grant);
+                        Ok(token)
+                    }
+                    Err(_) => Err(failure.possibly_applied()),
+                };
+                return self.client.settle(key, outcome);
             }
             sleep(jittered(REPEAT_PAUSE)).await;
             if !self.client.is_waiting(key) {
@@ -242,9 +249,11 @@ impl<B: Backend> Shared<B> {
                     may_have_happened |= failure.may_have_taken_effect();
                     sleep(jittered(REPEAT_PAUSE)).await;
                 }
-                Err(failure) if failure.is_retryable() && may_have_happened => {
-                    return (Err(failure.possibly_applied()), may_have_happened);
+                // The session is over, or the store says that this call changes nothing, also after an earlier attempt.
+                Err(failure @ (Failure::SessionEnded | Failure::Refused(_))) => {
+                    return (Err(failure), may_have_happened);
                 }
+                Err(failure) if may_have_happened => return (Err(failure.possibly_applied()), may_have_happened),
                 reply => return (reply, may_have_happened),
             }
         }

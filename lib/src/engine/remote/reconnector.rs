@@ -115,7 +115,8 @@ impl<C> Reconnector<C> {
                     if error.is_permanent() {
                         tracing::warn!(%error, "cannot connect");
                         backoff.permanent_error();
-                        client.fail_waits(|| error.failure(true));
+                        // The store may have queued them, and may grant them later.
+                        client.fail_waits(|| error.failure(true).possibly_applied());
                     } else {
                         tracing::debug!(%error, "cannot connect");
                     }

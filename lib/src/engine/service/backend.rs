@@ -259,12 +259,11 @@ impl ServiceBackend {
                 continue;
             }
             match self.try_connect(node, is_direct).await {
-                Err(error) if error.is_permanent() => {
-                    // A file may be the reason, and may be replaced before the next attempt.
-                    self.dialer.forget_files();
-                    return Err(NotServed { error, is_leaderless: false });
-                }
                 Err(error) => {
+                    if error.is_permanent() {
+                        // A file may be the reason, and may be replaced before the next attempt. Another node may be well.
+                        self.dialer.forget_files();
+                    }
                     if error.is_silent() {
                         self.dialer.set_silent(Some(node));
                     }

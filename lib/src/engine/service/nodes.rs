@@ -24,9 +24,12 @@ impl NodeErrors<'_> {
         self.errors.iter().flatten().any(ConnectError::is_leaderless)
     }
 
-    /// Whether a node has said that it knows no leader, or could not be reached: it cannot relay to the one that leads.
+    /// Whether a node has said that it knows no leader, could not be reached, or never serves this client: it cannot relay to the
+    /// one that leads.
     pub(super) fn is_useless(&self, node: usize) -> bool {
-        self.errors[node].as_ref().is_some_and(|error| error.is_leaderless() || error.is_unreachable())
+        let is_useless =
+            |error: &ConnectError| error.is_leaderless() || error.is_unreachable() || error.is_permanent();
+        self.errors[node].as_ref().is_some_and(is_useless)
     }
 
     /// Returns one error for all nodes. A node that answers says more than one that cannot be reached.

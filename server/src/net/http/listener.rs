@@ -139,7 +139,6 @@ async fn serve_relayed(
     relayed: RelayedClient,
     permit: Option<ConnectionPermit>,
 ) {
-    enable_keepalive(stream.socket());
     let mut stream = TimeoutStream::new(stream.boxed());
     stream.set_write_timeout(Some(shared.bounds.stall));
     let stream = Box::pin(stream);
