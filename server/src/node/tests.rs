@@ -366,3 +366,45 @@ fn a_session_whose_expiry_was_decided_cannot_be_attached() {
         assert!(is_refused, "{reply:?}");
     }
 }
+
+/// Each request visits many grants or waiters, and requests of other clients must not wait for all of them.
+#[test]
+fn requests_that_visit_much_are_answered_in_several_turns() {
+    let config = NodeConfig { wait_ms: 60_000, waiters: 1_000, waiters_per_user: 1_000, ..NodeConfig::default() };
+    let mut fixture = Fixture::new(config, Principal::Anyone);
+    let opened = fixture.answer(Request::OpenSession { ttl: ttl(60_000), label: None });
+    let Response::Opened { session, .. } = opened else { panic!("{opened:?}") };
+    for number in 1..=400 {
+        let is_own = number % 2 == 0;
+        let name = if is_own { format!("lock {number}") } else { "orders".to_owned() };
+        let want = Want { lock: LockName::new(&name).unwrap(), mode: palisade_core::Mode::Exclusive };
+        fixture.request(Request::Acquire(AcquireRequest {
+            wants: [want].into_iter().collect(),
+            holder: crate::request::Holder::Session(session),
+            wait_ms: Some(60_000),
+            delay: None,
+            number: Some(RequestNo::new(number).unwrap()),
+            is_async: true,
+            value: None,
+            secret: None,
+            renews: false,
+        }));
+    }
+    fixture.persist();
+    let show = crate::request::Query::Lock { lock: lock(), cursor: 199, count: 1 };
+    for request in [Request::Attach { session }, Request::Query(show)] {
+        for number in 1_000..1_200 {
+            let id = RequestId { connection: CLIENT, number };
+            fixture.node.step(fixture.now, Input::Request { id, request: request.clone() });
+        }
+        let (mut turns, mut answered) = (0, 0);
+        while answered < 200 {
+            let output = fixture.node.take_output();
+            assert!(output.messages.len() < 150, "{} replies in one turn to {request:?}", output.messages.len());
+            turns += 1;
+            assert!(output.has_more || answered + output.messages.len() == 200);
+            answered += output.messages.len();
+        }
+        assert!(turns > 1);
+    }
+}
