@@ -1,12 +1,12 @@
 //! The node as a member of a cluster.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use palisade_core::Machine;
 use thiserror::Error;
 
 use super::clients::Clients;
+use super::reads::Reads;
 use super::waits::Waits;
 use super::watches::Watches;
 use super::{Moment, Node};
@@ -356,7 +356,7 @@ impl Node {
         self.queue.clear();
         self.is_urgent = false;
         self.expired.clear();
-        self.reads = VecDeque::new();
+        self.reads = Reads::default();
         self.clients = Clients::default();
         self.sessions.clear();
         self.user_sessions.forget_opening();

@@ -19,6 +19,7 @@ mod principal;
 mod queries;
 mod queue_limit;
 mod random;
+mod reads;
 mod response;
 mod sessions;
 #[cfg(test)]
@@ -47,6 +48,7 @@ use metrics::Metrics;
 use queries::PendingRead;
 use queue_limit::{QueueLimit, QueuePlaces};
 use random::Random;
+use reads::Reads;
 use sessions::Sessions;
 use tokens::TokenBlock;
 use user_sessions::UserSessions;
@@ -333,7 +335,7 @@ pub struct Node {
     queue_limit: QueueLimit,
     watches: Watches,
     /// Reads that may be answered now.
-    reads: VecDeque<PendingRead>,
+    reads: Reads,
     /// When this node asks for votes, because it has seen the leader's connection close.
     campaign_at: Option<Moment>,
     /// The last leader that this node knew, and the term.
@@ -389,7 +391,7 @@ impl Node {
             waits: Waits::new(),
             queue_limit: QueueLimit::new(config.waiters, config.waiters_per_user),
             watches: Watches::default(),
-            reads: VecDeque::new(),
+            reads: Reads::default(),
             campaign_at: None,
             last_leader: None,
             is_leading: false,

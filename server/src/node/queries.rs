@@ -34,6 +34,17 @@ pub(super) enum PendingRead {
     Request(RequestId, Box<Request>),
 }
 
+impl PendingRead {
+    pub(super) fn id(&self) -> RequestId {
+        match self {
+            PendingRead::Query(id, _)
+            | PendingRead::Reply(id, _)
+            | PendingRead::Attach(id, _)
+            | PendingRead::Request(id, _) => *id,
+        }
+    }
+}
+
 /// Which of a lock's holders and waiters are shown.
 struct Page {
     /// How many to skip, of the holders and then of the waiters.
@@ -57,7 +68,7 @@ impl Node {
     pub(super) fn answer_reads(&mut self) {
         let mut work = 0;
         while work < WORK
-            && let Some(read) = self.reads.pop_front()
+            && let Some(read) = self.reads.pop()
         {
             match read {
                 PendingRead::Query(id, query) if self.clients.is_connected(id.connection) => {

@@ -397,14 +397,48 @@ fn requests_that_visit_much_are_answered_in_several_turns() {
             let id = RequestId { connection: CLIENT, number };
             fixture.node.step(fixture.now, Input::Request { id, request: request.clone() });
         }
+        let (connection, number) = (ConnectionId(2), 0);
+        let context = fixture.node.clients.context(CLIENT).unwrap().clone();
+        fixture.node.step(fixture.now, Input::Connected { connection, context });
+        let id = RequestId { connection, number };
+        fixture
+            .node
+            .step(fixture.now, Input::Request { id, request: Request::KeepAlive { sessions: vec![session] } });
         let (mut turns, mut answered) = (0, 0);
-        while answered < 200 {
+        while answered < 201 {
             let output = fixture.node.take_output();
-            assert!(output.messages.len() < 150, "{} replies in one turn to {request:?}", output.messages.len());
+            let replies = output.messages.len();
+            assert!(replies < 150, "{replies} replies in one turn to {request:?}");
+            assert!(output.has_more || answered + replies == 201);
+            let is_of_other = |message: &Message| matches!(message, Message::Reply(id, _) if id.connection != CLIENT);
+            let has_other = output.messages.iter().any(is_of_other);
+            assert_eq!(has_other, turns == 0, "the other client is answered in the first turn");
             turns += 1;
-            assert!(output.has_more || answered + output.messages.len() == 200);
-            answered += output.messages.len();
+            answered += replies;
         }
         assert!(turns > 1);
     }
+}
+
+/// Over HTTP no connection ends with the login.
+#[test]
+fn a_wait_ends_when_the_secret_of_its_user_is_changed() {
+    let (config, principal) =
+        with_user(NodeConfig { sessions_per_user: 2, wait_ms: 60_000, ..NodeConfig::default() });
+    let users = config.users.clone().unwrap();
+    let mut fixture = Fixture::new(NodeConfig { waiters: 10, waiters_per_user: 10, ..config }, principal);
+    let holder = fixture.answer(take("mine", 1_000, false));
+    assert!(matches!(holder, Response::Granted(_)));
+    let Request::Acquire(acquire) = take("other", 60_000, false) else { panic!("an acquire") };
+    let waiting = fixture.request(Request::Acquire(AcquireRequest { wait_ms: Some(60_000), ..acquire }));
+    fixture.persist();
+    assert_eq!(fixture.reply_to(waiting), None);
+    let rule = Rule { verbs: vec![Verb::Acquire], prefix: String::new() };
+    users.replace(&Users::new(vec![User::new("ci", None, vec![rule]).unwrap()]).unwrap());
+    fixture.step(Input::UsersChanged);
+    fixture.persist();
+    let reply = fixture.reply_to(waiting);
+    assert!(matches!(&reply, Some(Response::Refused(Refused::Denied(_)))), "{reply:?}");
+    fixture.pass(1_100);
+    assert!(!fixture.is_held());
 }

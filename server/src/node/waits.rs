@@ -312,7 +312,7 @@ impl Node {
             return;
         };
         // The session can repeat a numbered request, and keeps its grant.
-        let is_unwanted = has_client_left && request.number.is_none();
+        let is_unwanted = (has_client_left || self.is_revoked(id.connection)) && request.number.is_none();
         let undelivered = Undelivered { grant: self.grant(session, token), request };
         if !self.clients.is_connected(id.connection) {
             self.release_undelivered(&undelivered);
@@ -345,8 +345,8 @@ impl Node {
     }
 
     fn not_granted(&self, connection: ConnectionId) -> Response {
-        let context = self.clients.context(connection);
-        if let Some(user) = context.and_then(|context| context.principal.user()).filter(|user| user.is_revoked()) {
+        let user = self.clients.context(connection).and_then(|context| context.principal.user());
+        if let Some(user) = user.filter(|user| user.is_revoked()) {
             return Response::Refused(Refused::Denied(format!(
                 "user '{}' was changed or removed while it waited; nothing is held or queued",
                 user.name()
@@ -448,6 +448,10 @@ impl Node {
 
     /// Ends the waits of users that were removed, or that lost the right to what they wait for.
     pub(super) fn end_forbidden_waits(&mut self) {
+        // Their secret may be known to others. Over HTTP, no connection ends that would end the wait.
+        let pending = self.waits.pending.iter().filter(|(_, acquire)| self.is_revoked(acquire.id.connection));
+        let revoked: Vec<_> = pending.map(|(pending, _)| *pending).collect();
+        revoked.into_iter().for_each(|pending| self.cancel(pending));
         let Some(users) = self.config.users.clone().filter(|_| self.is_leader()) else { return };
         let mut forbidden = Vec::new();
         for (_, lock) in self.replica.machine().locks(Cursor(0)) {
@@ -463,6 +467,11 @@ impl Node {
         forbidden.sort_unstable();
         forbidden.dedup();
         forbidden.into_iter().for_each(|(session, ticket)| self.cancel_wait(session, ticket));
+    }
+
+    /// Returns whether the client's user was changed or removed since it logged in.
+    fn is_revoked(&self, connection: ConnectionId) -> bool {
+        self.clients.context(connection).is_some_and(|context| context.principal.is_revoked())
     }
 
     fn cancel_wait(&mut self, session: SessionId, ticket: Ticket) {
