@@ -182,7 +182,8 @@ impl Watcher {
     }
 
     fn tell_missed(&mut self) {
-        self.missed = self.missed || self.sink.try_send(Watched::Missed).is_ok();
+        let is_unread = self.missed && self.sink.capacity() < self.sink.max_capacity();
+        self.missed = is_unread || self.sink.try_send(Watched::Missed).is_ok();
     }
 }
 
@@ -248,4 +249,57 @@ pub(super) fn matching<'a>(machine: &'a Machine, prefix: &str) -> Vec<palisade_c
     let mut locks: Vec<_> = all.filter(|lock| lock.name().as_str().starts_with(prefix)).collect();
     locks.sort_by(|a, b| a.name().cmp(b.name()));
     locks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use palisade_core::LockName;
+
+    fn event() -> Event {
+        Event::Resized { lock: LockName::new("a").expect("a name"), limit: 3 }
+    }
+
+    #[test]
+    fn a_watcher_is_told_each_time_that_it_may_have_missed_events() {
+        let mut subscriptions = Subscriptions::default();
+        let mut watch = subscriptions.watch(String::new());
+        for _ in 0..2 {
+            subscriptions.tell_missed();
+            assert_eq!(watch.try_recv(), Ok(Watched::Missed));
+        }
+    }
+
+    #[test]
+    fn a_slow_watcher_learns_that_it_missed_events_even_if_none_follow() {
+        let mut subscriptions = Subscriptions::default();
+        let mut watch = subscriptions.watch(String::new());
+        // Twice: a watcher that has caught up gets events again, and may fall behind again.
+        for _ in 0..2 {
+            let events = vec![event(); WATCH_BUFFER + 1];
+            subscriptions.tell(&events);
+            for _ in 1..WATCH_BUFFER {
+                assert_eq!(watch.try_recv(), Ok(Watched::Event(event())));
+            }
+            assert_eq!(watch.try_recv(), Ok(Watched::Missed));
+            assert_eq!(watch.try_recv(), Err(mpsc::error::TryRecvError::Empty));
+        }
+    }
+
+    #[test]
+    fn a_watcher_that_was_told_of_missed_events_gets_the_events_that_follow() {
+        let mut subscriptions = Subscriptions::default();
+        let mut watch = subscriptions.watch(String::new());
+        let events = vec![event(); WATCH_BUFFER + 1];
+        subscriptions.tell(&events);
+        for _ in 0..2 {
+            watch.try_recv().expect("a free place for an event, and one for the next notice");
+        }
+        subscriptions.tell(&[event()]);
+        let mut last = [None, None];
+        while let Ok(watched) = watch.try_recv() {
+            last = [last[1].take(), Some(watched)];
+        }
+        assert_eq!(last, [Some(Watched::Missed), Some(Watched::Event(event()))]);
+    }
 }

@@ -2,6 +2,7 @@
 
 use palisade::Palisade;
 use palisade::engine::{Guarantees, Order};
+use palisade_core::Limits;
 use palisade_testbench::faulty_engine::{Call, EngineFaults};
 
 use crate::fixture::{Fixture, check};
@@ -54,6 +55,32 @@ fn the_next_local_waiter_asks_when_the_first_one_is_dropped() {
         drop(second.await);
         drop(held);
         third.await.expect("no panic").expect("its turn comes");
+        fixture.nothing_is_left("lock").await;
+    });
+}
+
+/// A session remembers the outcomes of its last requests only. The engine refuses to cancel an older one that never arrived, and
+/// would refuse it again.
+#[test]
+fn a_cancel_of_a_forgotten_request_is_not_repeated_and_the_next_local_waiter_asks() {
+    check(async {
+        let (fixture, faults) = (Fixture::new(), EngineFaults::declaring(racing));
+        let (client, holder) = (fixture.faulty_client(&faults).await, fixture.client().await);
+        let _held = holder.lock("other").acquire().await.expect("it is free");
+        let gate = faults.hold_request(Call::Acquire);
+        let first = tokio::spawn(client.lock("lock").acquire());
+        gate.reached().await;
+        for _ in 0..=Limits::default().answers_per_session {
+            assert!(client.lock("other").try_acquire().await.expect("an answer").is_none());
+        }
+        let second = tokio::spawn(client.lock("lock").acquire());
+        until_asked(&client).await;
+        first.abort();
+        tokio::select! {
+            granted = second => drop(granted.expect("no panic").expect("its turn comes")),
+            () = faults.until_begun(Call::Cancel, 2) => panic!("the cancel is repeated"),
+        }
+        assert_eq!(faults.begun(Call::Cancel), 1);
         fixture.nothing_is_left("lock").await;
     });
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use palisade::recipe::Change;
-use palisade::{ErrorKind, Loss, Options, Palisade};
+use palisade::{ErrorKind, LockGuard, Loss, Options, Palisade, Standing};
 use palisade_testbench::faulty_engine::{Act, Call, Cut, EngineFaults};
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
@@ -194,6 +194,56 @@ fn a_release_that_is_repeated_after_a_re_acquire_frees_nothing() {
         assert!(client.lock("lock").try_acquire().await.expect("an answer").is_none());
         second.release().await.expect("it is released");
     });
+}
+
+/// Another client may get the lock as soon as the release has arrived.
+#[test]
+fn a_lock_has_no_token_while_its_release_is_in_flight() {
+    check(async {
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let (client, other) = (fixture.faulty_client(&faults).await, fixture.client().await);
+        for is_request in [true, false] {
+            let guard = client.lock("lock").acquire().await.expect("it is free");
+            let gate = match is_request {
+                true => faults.hold_request(Call::Release),
+                false => faults.hold_answer(Call::Release),
+            };
+            let (released, ()) = tokio::join!(guard.release(), async {
+                gate.reached().await;
+                let next = other.lock("lock").try_acquire().await.expect("an answer");
+                assert_eq!(next.is_some(), !is_request);
+                assert_given_up(&guard);
+                gate.open();
+            });
+            released.expect("it is released");
+            fixture.nothing_is_left("lock").await;
+        }
+    });
+}
+
+/// The keeper repeats the release, and until then only the engine knows whether it was carried out.
+#[test]
+fn a_lock_has_no_token_after_the_answer_to_its_release_was_lost() {
+    check(async {
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client(&faults).await;
+        for act in [Act::LoseAnswer, Act::Fail] {
+            let guard = client.lock("lock").acquire().await.expect("it is free");
+            faults.next(Call::Release, act);
+            let gate = faults.hold_request(Call::Release);
+            guard.release().await.expect_err("there is no answer");
+            gate.reached().await;
+            assert_given_up(&guard);
+            gate.open();
+            fixture.nothing_is_left("lock").await;
+        }
+    });
+}
+
+fn assert_given_up(guard: &LockGuard) {
+    let error = guard.token().expect_err("the application has released it");
+    assert_eq!(error.loss(), Some(&Loss::Released));
+    assert_eq!(guard.standing(), Standing::Lost(Loss::Released));
 }
 
 /// Fault 9.

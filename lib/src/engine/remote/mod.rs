@@ -209,15 +209,20 @@ impl<B: Backend> Shared<B> {
                     return self.client.settle(key, Err(failure));
                 }
                 // An earlier attempt may have queued it. The keeper cancels an acquire that may have taken effect.
-                let outcome = match self.backend.cancel(connection, key).await {
-                    Ok(CancelReply::Gone) => Err(failure),
-                    Ok(CancelReply::Granted(token, grant)) => {
-                        self.client.add_grant(key.0, token, grant);
-                        Ok(token)
+                return match self.backend.cancel(connection, key).await {
+                    Ok(CancelReply::Gone) => self.client.settle(key, Err(failure)),
+                    Ok(CancelReply::Granted(token, grant)) if !self.client.is_waiting(key) => {
+                        // The caller is gone, and some stores answer a second cancel as if nothing were held.
+                        let held = Held { session: key.0, lock: acquire.wants[0].lock.clone(), token };
+                        drop(self.backend.release(connection, &held, Some(&grant)).await);
                     }
-                    Err(_) => Err(failure.possibly_applied()),
+                    Ok(CancelReply::Granted(token, grant)) => {
+                        self.client.settle(key, Ok(token));
+                        // What the cancel has found replaces what is known of any grant.
+                        self.client.add_grant(key.0, token, grant);
+                    }
+                    Err(_) => self.client.settle(key, Err(failure.possibly_applied())),
                 };
-                return self.client.settle(key, outcome);
             }
             sleep(jittered(REPEAT_PAUSE)).await;
             if !self.client.is_waiting(key) {

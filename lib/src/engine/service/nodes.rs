@@ -130,6 +130,21 @@ mod tests {
     }
 
     #[test]
+    fn only_a_node_that_may_serve_this_client_is_asked_to_relay() {
+        let config = Config::parse("//a:1,b:2,c:3,d:4,e:5").expect("a URL");
+        let mut nodes = NodeErrors::new(&config);
+        let errors = [
+            ConnectError::transient("is odd"),
+            ConnectError::leaderless(),
+            refused(),
+            ConnectError::permanent("is another server"),
+            ConnectError::denied("login failed"),
+        ];
+        errors.into_iter().enumerate().for_each(|(at, error)| nodes.note(at, error));
+        assert_eq!([0, 1, 2, 3, 4].map(|node| nodes.is_useless(node)), [false, true, true, true, true]);
+    }
+
+    #[test]
     fn one_reason_of_all_nodes_is_given_once() {
         let all = summary([refused(), refused(), refused()]);
         assert_eq!(

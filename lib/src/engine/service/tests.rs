@@ -1,19 +1,25 @@
-//! Tests of a connection over streams that fail or buffer bytes.
+//! Tests of a connection over streams that fail or buffer bytes, and of a client whose service is the test.
 
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use palisade_core::{Event, LockName};
+use palisade_core::{Acquire, Caller, Event, Label, LockName, Patience, Refusal, RequestNo, SessionId, Token, Ttl};
 use rustls::AlertDescription;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, duplex, split};
+use tokio::io::{
+    AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, ReadBuf, duplex, split,
+};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::LocalSet;
 
-use super::ServiceBackend;
 use super::connection::{CALL_TIMEOUT, Connection, Stream};
 use super::wire::{self, Command};
+use super::{Config, Service, ServiceBackend};
+use crate::Options;
 use crate::engine::remote::{ClientState, Peer, SecurityError};
-use crate::engine::{Failure, Watched};
+use crate::engine::{Acquired, Engine, Failure, Opened, Released, Watched};
 
 fn connection() -> Connection {
     Connection::new(Peer::new("the service", "host:1".to_owned()), Rc::default())
@@ -145,5 +151,242 @@ async fn watchers_learn_that_they_missed_events_before_the_first_event_of_a_new_
         for expected in &expected[usize::from(is_attached)..] {
             assert_eq!(watch.recv().await.as_ref(), Some(expected));
         }
+    }
+}
+
+/// A node of the service. The test sends its replies.
+struct Node {
+    listener: TcpListener,
+}
+
+impl Node {
+    async fn new() -> Node {
+        Node { listener: TcpListener::bind("127.0.0.1:0").await.expect("a port") }
+    }
+
+    /// Accepts the next connection.
+    async fn accept(&self) -> NodeConnection {
+        let (stream, _) = self.listener.accept().await.expect("a connection");
+        NodeConnection { stream: BufReader::new(stream) }
+    }
+
+    /// Accepts the next connection, and its login as the leader of two nodes.
+    async fn log_in(&self) -> NodeConnection {
+        let mut connection = self.accept().await;
+        connection.answer("HELLO", "%3\r\n+server\r\n+palisade\r\n+role\r\n+master\r\n+nodes\r\n:2\r\n").await;
+        connection.answer("CLIENT DETAIL", "+OK\r\n").await;
+        connection
+    }
+
+    /// Accepts the next connection, its login, and its session, which holds nothing.
+    async fn attach(&self) -> NodeConnection {
+        let mut connection = self.log_in().await;
+        connection.answer("SESSION ATTACH 7", "%1\r\n+held\r\n*0\r\n").await;
+        connection
+    }
+}
+
+/// The node's end of a connection. Dropping it closes the connection.
+struct NodeConnection {
+    stream: BufReader<TcpStream>,
+}
+
+impl NodeConnection {
+    async fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).await.expect("an open stream");
+        line.trim_end().to_owned()
+    }
+
+    /// Receives the next command, which must begin with these words.
+    async fn receive(&mut self, expected: &str) {
+        let count = self.line().await;
+        let count: usize = count.strip_prefix('*').and_then(|count| count.parse().ok()).expect("a command");
+        let mut words = Vec::new();
+        for _ in 0..count {
+            // The length of the word comes first. No word here contains the end of a line.
+            self.line().await;
+            words.push(self.line().await);
+        }
+        let command = words.join(" ");
+        assert!(command.starts_with(expected), "{command} instead of {expected}");
+    }
+
+    async fn answer(&mut self, expected: &str, reply: &str) {
+        self.receive(expected).await;
+        self.stream.write_all(reply.as_bytes()).await.expect("an open stream");
+    }
+
+    async fn open_session(&mut self) {
+        self.answer("SESSION OPEN", "%1\r\n+session\r\n:7\r\n").await;
+    }
+}
+
+/// Returns the addresses of nodes, as in a URL.
+fn addresses(nodes: &[&Node]) -> String {
+    let address = |node: &&Node| node.listener.local_addr().expect("an address").to_string();
+    format!("//{}", nodes.iter().map(address).collect::<Vec<_>>().join(","))
+}
+
+/// Connects a client to these nodes, the first of which serves it, and opens session 7, which the client uses until it is
+/// dropped.
+async fn open_session(nodes: &[&Node]) -> (Service, Opened, NodeConnection) {
+    let config = Config::parse(&addresses(nodes)).expect("a URL");
+    let (service, mut connection) = tokio::join!(Service::connect(config), nodes[0].log_in());
+    let service = service.expect("it is served");
+    let opened = service.open_session(Ttl::from_ms(60_000).expect("a TTL"), Label::new("a test"));
+    let (opened, ()) = tokio::join!(opened, connection.open_session());
+    let opened = opened.expect("it is opened");
+    assert_eq!(opened.session, session());
+    (service, opened, connection)
+}
+
+fn session() -> SessionId {
+    SessionId::new(7).expect("not 0")
+}
+
+fn lock() -> LockName {
+    LockName::new("lock").expect("a name")
+}
+
+/// The first acquire of the session.
+fn acquire(patience: Patience) -> Acquire {
+    let caller = Caller { session: session(), number: RequestNo::new(1).ok() };
+    Acquire { patience, ..Acquire::exclusive(caller, lock()) }
+}
+
+/// Runs a test as the keeper's thread would.
+async fn on_the_keepers_thread(test: impl Future<Output = ()>) {
+    let tasks = LocalSet::new();
+    let bounded = tokio::time::timeout(Duration::from_secs(60), tasks.run_until(test));
+    bounded.await.expect("the client sends what the node waits for, and the node what the client waits for");
+}
+
+/// The service has queued it, and grants it later unless the keeper cancels it.
+#[tokio::test]
+async fn a_waiting_acquire_that_a_permanent_error_ends_may_have_taken_effect() {
+    for refusal in ["-WRONGPASS the secret was changed\r\n", "-ERR unknown command\r\n"] {
+        on_the_keepers_thread(async {
+            let node = Node::new().await;
+            let (service, _session, mut connection) = open_session(&[&node]).await;
+            let (outcome, ()) = tokio::join!(service.acquire(acquire(Patience::Wait)), async {
+                connection.answer("LOCK ACQUIRE lock", "+QUEUED\r\n").await;
+                drop(connection);
+                node.accept().await.answer("HELLO", refusal).await;
+            });
+            let failure = outcome.expect_err("no service lets the client in");
+            assert!(failure.may_have_taken_effect() && !failure.is_retryable(), "{refusal}{failure:?}");
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn the_keeper_cancels_a_waiting_acquire_that_a_permanent_error_ends() {
+    on_the_keepers_thread(async {
+        let node = Node::new().await;
+        // Long enough that the session needs no keep-alive here.
+        let options = Options::new().ttl(Duration::from_secs(600));
+        let url = format!("palisade:{}", addresses(&[&node]));
+        let (client, mut connection) = tokio::join!(options.connect(&url), async {
+            let mut connection = node.log_in().await;
+            connection.open_session().await;
+            connection
+        });
+        let client = client.expect("it is served");
+        let (acquired, ()) = tokio::join!(client.lock("lock").acquire(), async {
+            connection.answer("LOCK ACQUIRE lock", "+QUEUED\r\n").await;
+            drop(connection);
+            node.accept().await.answer("HELLO", "-WRONGPASS the secret was changed\r\n").await;
+        });
+        let error = acquired.map(drop).expect_err("the service does not let the client in");
+        assert!(error.may_have_taken_effect() && !error.is_retryable(), "{error}");
+        let mut connection = node.attach().await;
+        connection.answer("LOCK CANCEL SESSION 7 REQ", "_\r\n").await;
+        let (closed, ()) = tokio::join!(client.close(), connection.answer("SESSION CLOSE 7", "+OK\r\n"));
+        closed.expect("it is closed");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_acquire_whose_repeat_is_denied_may_have_taken_effect() {
+    on_the_keepers_thread(async {
+        let (node, other) = (Node::new().await, Node::new().await);
+        let (service, _session, mut connection) = open_session(&[&node, &other]).await;
+        let (outcome, ()) = tokio::join!(service.acquire(acquire(Patience::Try)), async {
+            connection.receive("LOCK ACQUIRE lock").await;
+            drop(connection);
+            node.attach().await.answer("LOCK ACQUIRE lock", "-DENIED the right was withdrawn\r\n").await;
+        });
+        let failure = outcome.expect_err("the repeat is denied");
+        assert!(failure.may_have_taken_effect() && !failure.is_retryable(), "{failure:?}");
+    })
+    .await;
+}
+
+/// The session is over, so nothing is left to be undone.
+#[tokio::test]
+async fn an_acquire_whose_repeat_finds_its_session_ended_has_no_effect() {
+    on_the_keepers_thread(async {
+        let (node, other) = (Node::new().await, Node::new().await);
+        let (service, _session, mut connection) = open_session(&[&node, &other]).await;
+        let (outcome, ()) = tokio::join!(service.acquire(acquire(Patience::Try)), async {
+            connection.receive("LOCK ACQUIRE lock").await;
+            drop(connection);
+            let refusal = Refusal::NoSuchSession { session: session() };
+            let detail = serde_json::to_string(&refusal).expect("it can be written");
+            let mut connection = node.attach().await;
+            connection.answer("LOCK ACQUIRE lock", &format!("-NOSESSION it has ended\t{detail}\r\n")).await;
+        });
+        let failure = outcome.expect_err("the session has ended");
+        assert!(matches!(failure, Failure::SessionEnded), "{failure:?}");
+    })
+    .await;
+}
+
+/// The first copy was granted unseen, and the reply to the cancel says so.
+#[tokio::test]
+async fn a_grant_that_the_cancel_of_a_failed_acquire_finds_is_delivered() {
+    on_the_keepers_thread(async {
+        let node = Node::new().await;
+        let (service, _session, mut connection) = open_session(&[&node]).await;
+        let (outcome, mut connection) = tokio::join!(service.acquire(acquire(Patience::Wait)), async {
+            connection.receive("LOCK ACQUIRE lock").await;
+            drop(connection);
+            let mut connection = node.attach().await;
+            connection.answer("LOCK ACQUIRE lock", "-DENIED the right was withdrawn\r\n").await;
+            connection.answer("LOCK CANCEL SESSION 7 REQ 1", ":5\r\n").await;
+            connection
+        });
+        let token = Token::new(5).expect("not 0");
+        assert_eq!(outcome.expect("it was granted"), Acquired::Granted { token });
+        let (released, ()) = tokio::join!(
+            service.release(session(), lock(), token),
+            connection.answer("LOCK RELEASE lock 5", "+OK\r\n")
+        );
+        assert_eq!(released.expect("it is held"), Released::Now);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_that_refuses_the_client_does_not_keep_it_from_the_others() {
+    for refusal in ["-WRONGPASS no such user\r\n", "-ERR unknown command\r\n"] {
+        on_the_keepers_thread(async {
+            let (node, refusing) = (Node::new().await, Node::new().await);
+            let config = Config::parse(&addresses(&[&refusing, &node])).expect("a URL");
+            let serving = async {
+                refusing.accept().await.answer("HELLO", refusal).await;
+                let _connection = node.log_in().await;
+                std::future::pending::<()>().await;
+            };
+            let service = tokio::select! {
+                service = Service::connect(config) => service,
+                () = serving => unreachable!("it does not end"),
+            };
+            service.map(drop).expect("the second node serves it");
+        })
+        .await;
     }
 }
