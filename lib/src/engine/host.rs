@@ -260,6 +260,7 @@ mod tests {
         Event::Resized { lock: LockName::new("a").expect("a name"), limit: 3 }
     }
 
+    #[cfg(any(feature = "_remote", feature = "embedded"))]
     #[test]
     fn a_watcher_is_told_each_time_that_it_may_have_missed_events() {
         let mut subscriptions = Subscriptions::default();
