@@ -390,6 +390,7 @@ impl World {
             self.count("path: election");
             if self.hosts.iter().enumerate().any(|(other, machine)| other != host && machine.leads()) {
                 self.count("path: two nodes believe that they lead");
+                self.schedule_stale_reads();
             }
             if let Some(other) = self.leaders.insert(term, id).filter(|other| *other != id) {
                 self.fail(format!("M: node {other} and node {id} lead in term {term}"));

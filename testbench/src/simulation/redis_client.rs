@@ -40,6 +40,29 @@ impl World {
         }
     }
 
+    /// Plans to change a lock at the newest leader, and to ask the one that was deposed, while that one does not know it.
+    pub(super) fn schedule_stale_reads(&mut self) {
+        for _ in 0..4 {
+            let after = self.random_time(Duration::from_secs(1));
+            self.schedule_in(after, WorldEvent::ReadAtLeaders);
+        }
+    }
+
+    pub(super) fn read_at_leaders(&mut self) {
+        let term = |host: &usize| self.hosts[*host].running.as_ref().and_then(|running| running.leads_in);
+        let mut leaders: Vec<_> = (0..self.hosts.len()).filter(|host| self.hosts[*host].is_up()).collect();
+        leaders.retain(|host| term(host).is_some());
+        leaders.sort_by_key(term);
+        let Some(newest) = leaders.pop().filter(|_| !leaders.is_empty()) else { return };
+        self.count("path: deposed leader asked");
+        let request = self.redis_request();
+        self.send_redis_request(newest, request);
+        for deposed in leaders {
+            let locks = LOCKS.iter().filter_map(|name| LockName::new(name).ok()).collect();
+            self.send_redis_request(deposed, Request::Query(Query::Held { locks, secret: None }));
+        }
+    }
+
     /// Checks a reply against the committed history.
     pub(super) fn judge_redis_reply(&mut self, number: u64, response: &Response) {
         let Some((request, since)) = self.redis.pending.remove(&number) else { return };

@@ -108,6 +108,7 @@ pub const EXPECTED: &[&str] = &[
     "operator: command of a Redis client",
     "operator: lock of a Redis client extended at the last moment",
     "path: node told that messages were dropped",
+    "path: deposed leader asked",
     "path: election",
     "path: grant during an election",
     "path: two nodes believe that they lead",

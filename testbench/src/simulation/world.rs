@@ -123,6 +123,8 @@ pub(super) enum WorldEvent {
     RepairDisk {
         host: usize,
     },
+    /// A client of Redis asks the nodes that believe that they lead.
+    ReadAtLeaders,
     /// A client of Redis extends locks.
     ExtendRedisLock(LockNames, Secret),
     /// A disk is damaged as soon as the cluster can do without it.
@@ -385,6 +387,7 @@ impl World {
                 self.note(format_args!("the disk of node {} has space again", self.hosts[host].id));
                 self.hosts[host].disk.make_space();
             }
+            WorldEvent::ReadAtLeaders => self.read_at_leaders(),
             WorldEvent::ExtendRedisLock(locks, secret) => self.extend_redis_lock(locks, secret),
             WorldEvent::Damage { host, how, until } => self.damage(host, how, until),
             WorldEvent::Add { host, until } => self.add_cut_off(host, until),
