@@ -58,8 +58,15 @@ impl World {
         let request = self.redis_request();
         self.send_redis_request(newest, request);
         for deposed in leaders {
-            let locks = LOCKS.iter().filter_map(|name| LockName::new(name).ok()).collect();
-            self.send_redis_request(deposed, Request::Query(Query::Held { locks, secret: None }));
+            let mut locks: LockNames = LOCKS.iter().filter_map(|name| LockName::new(name).ok()).collect();
+            let request = match (self.rng.below(2), locks.pop()) {
+                (0, Some(lock)) => Request::DropHeld { lock },
+                (_, lock) => {
+                    locks.extend(lock);
+                    Request::Query(Query::Held { locks, secret: None })
+                }
+            };
+            self.send_redis_request(deposed, request);
         }
     }
 
