@@ -93,6 +93,7 @@ pub(super) struct History {
     entries: Vec<(u64, Bytes)>,
     model: Machine,
     sessions: BTreeSet<SessionId>,
+    newest_session: Option<(u64, SessionId)>,
     pub(super) grants: BTreeMap<Token, GrantRecord>,
     requests: BTreeSet<(SessionId, RequestNo)>,
     last_token: u64,
@@ -116,6 +117,7 @@ impl Default for History {
             entries: Vec::new(),
             model: Machine::new(Limits::default()),
             sessions: BTreeSet::new(),
+            newest_session: None,
             grants: BTreeMap::new(),
             requests: BTreeSet::new(),
             last_token: 0,
@@ -162,6 +164,17 @@ impl History {
         Ok(effects)
     }
 
+    /// Returns the session that was opened last, if a leader has applied that and the session has not ended.
+    pub(super) fn newest_session(&self) -> Option<SessionId> {
+        let newest = self.newest_session.filter(|(index, _)| *index <= self.announced);
+        newest.map(|(_, session)| session).filter(|session| self.is_open(*session))
+    }
+
+    /// Returns whether a session has been opened and has not ended.
+    pub(super) fn is_open(&self, session: SessionId) -> bool {
+        self.sessions.contains(&session)
+    }
+
     /// Returns the last entry that a leader has applied.
     pub(super) fn announced(&self) -> u64 {
         self.announced
@@ -199,6 +212,7 @@ impl History {
             match &event {
                 Event::SessionOpened { session, ttl } => {
                     self.sessions.insert(*session);
+                    self.newest_session = Some((index, *session));
                     effects.restarted.push((*session, *ttl));
                 }
                 Event::TtlChanged { session, ttl } => effects.restarted.push((*session, *ttl)),

@@ -41,6 +41,7 @@ impl World {
                     self.arrive(other, Arrival::Input(Input::Understands { member: own, log: version }));
                 }
                 self.drain_output(host);
+                self.ask_at_start(host);
                 true
             }
             Err(error) => {

@@ -48,6 +48,20 @@ impl World {
         }
     }
 
+    /// Asks a node that has just started, and may not have applied all of its log, for a lock and for the newest session.
+    pub(super) fn ask_at_start(&mut self, host: usize) {
+        if self.are_faults_over.get() || self.rng.below(2) == 0 {
+            return;
+        }
+        if let Ok(lock) = LockName::new(LOCKS[self.rng.below(LOCKS.len())]) {
+            self.send_redis_request(host, Request::DropHeld { lock });
+        }
+        let session = self.record.borrow().history.newest_session();
+        if let Some(session) = session {
+            self.send_redis_request(host, Request::Attach { session });
+        }
+    }
+
     pub(super) fn read_at_leaders(&mut self) {
         let term = |host: &usize| self.hosts[*host].running.as_ref().and_then(|running| running.leads_in);
         let mut leaders: Vec<_> = (0..self.hosts.len()).filter(|host| self.hosts[*host].is_up()).collect();

@@ -64,6 +64,14 @@ fn count(holders: &[Holder], secret: &Secret) -> (u32, u32) {
 impl History {
     /// Checks a reply to a request that was sent after this entry.
     pub(super) fn check_redis_reply(&self, request: &Request, response: &Response, since: u64) -> Result<(), String> {
+        if let (Request::Attach { session }, Response::Refused(Refused::Refusal(Refusal::NoSuchSession { .. }))) =
+            (request, response)
+        {
+            return match self.is_open(*session) {
+                true => Err(format!("A: a client was told that there is no {session:?}, which has not ended")),
+                false => Ok(()),
+            };
+        }
         let locks: Vec<_> = match request {
             Request::Acquire(acquire) => acquire.wants.iter().map(|want| want.lock.clone()).collect(),
             Request::ReleaseHeld { locks, .. } | Request::ExtendHeld { locks, .. } => locks.to_vec(),
