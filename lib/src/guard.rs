@@ -43,7 +43,8 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// The lock is lost, its lease is over, or [`release`](Guard::release) was called. This reads the clock, so it fails in time even if the keeper was paused.
+    /// The lock is lost, its lease is over, or [`release`](Guard::release) was called. This reads the clock, so it fails in time even if
+    /// the keeper was paused.
     pub fn token(&self) -> Result<Token, Error> {
         self.check("use").map(|()| self.grant.token)
     }
