@@ -377,7 +377,14 @@ impl<C, R> Replica<C, R> {
 
     /// Returns whether reads wait for the next [`outputs`](Replica::outputs).
     pub fn has_new_reads(&self) -> bool {
-        self.is_leader && !self.pending_reads.is_empty()
+        !self.pending_reads.is_empty() && self.may_confirm_reads()
+    }
+
+    /// Returns whether the members that vote can confirm that this one leads. The consensus library asks nobody if there is only one,
+    /// and that one may be another member: this one leads without a vote until the other leads.
+    fn may_confirm_reads(&self) -> bool {
+        let is_alone_among_others = self.node.raft.prs().is_singleton() && !self.node.raft.promotable();
+        self.is_leader && !is_alone_among_others
     }
 
     /// Handles a message of another member.
@@ -607,7 +614,7 @@ impl<C, R> Replica<C, R> {
     }
 
     fn confirm_reads(&mut self) {
-        if self.is_leader && !self.pending_reads.is_empty() {
+        if self.has_new_reads() {
             self.last_read += 1;
             self.confirming.push_back((self.last_read, std::mem::take(&mut self.pending_reads)));
             self.node.read_index(self.last_read.to_le_bytes().to_vec());

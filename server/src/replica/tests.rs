@@ -354,3 +354,38 @@ fn a_snapshot_that_is_ignored_does_not_replace_the_one_before_it() {
         assert_eq!((replica.applied(), replica.machine().snapshot()), (first.index, first.machine.clone()));
     }
 }
+
+/// The consensus library asks nobody if only one member votes, and does not look which one that is.
+#[test]
+fn a_leader_without_a_vote_confirms_no_reads_alone() {
+    let founders = Membership { voters: vec![1, 2], ..Membership::default() };
+    let recovered = Recovered::default();
+    let mut members: Vec<_> = (1..=2).map(|id| Replica::new(id, &founders, 7, &recovered).unwrap()).collect();
+    members[1].campaign();
+    // Member 2 leads, takes the vote of member 1, and is restarted before that one learns that the change is committed.
+    let (mut written, mut has_begun) = (Recovered::default(), false);
+    while members[1].membership().voters != [2] || members[1].membership().is_joint() {
+        if members[1].is_leader() && !has_begun {
+            let change = MembershipChange { learners: vec![1], ..MembershipChange::default() };
+            has_begun = members[1].change_members(&change);
+        }
+        let (own, other) = (members[1].outputs(), members[0].outputs());
+        for (number, write) in own.persist {
+            written.hard_state = write.hard_state;
+            written.records.extend(write.records);
+            members[1].persisted(number);
+        }
+        other.persist.iter().for_each(|(number, _)| members[0].persisted(*number));
+        let is_over = !members[1].membership().is_joint() && members[1].membership().voters == [2];
+        own.messages.into_iter().filter(|_| !is_over).for_each(|message| members[0].receive(message).unwrap());
+        other.messages.into_iter().for_each(|message| members[1].receive(message).unwrap());
+    }
+    members[1] = Replica::new(2, &founders, 7, &written).unwrap();
+    members[0].campaign();
+    exchange(&mut members);
+    assert!(members[0].is_leader() && members[0].membership().voters == [2]);
+    members[0].read(9);
+    assert!(members[0].outputs().reads.is_empty());
+    // Nor does it try again and again.
+    assert!(!members[0].has_new_reads());
+}
