@@ -105,8 +105,12 @@ async fn serve<D: Disk>(peers: &Rc<Peers<D>>, stream: TcpStream) -> io::Result<(
         Purpose::Messages { from, log, .. } => {
             peers.refused.borrow_mut().remove(&from);
             peers.server.step(Input::Understands { member: from, log });
+            let connection = peers.begin_inbound(from);
             let ended = receive_messages(peers, from, stream.boxed()).await;
-            peers.server.step(Input::Suspect { member: from });
+            // After a cut, an old connection may end long after a new one was opened.
+            if peers.is_newest_inbound(from, connection) {
+                peers.server.step(Input::Suspect { member: from });
+            }
             ended
         }
         Purpose::Snapshot { message, bytes, .. } => {

@@ -52,6 +52,7 @@ pub(crate) use wire::RelayedClient;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long messages to another member may stay unacknowledged before their connection is opened again, in milliseconds.
+#[cfg(target_os = "linux")]
 const UNACKNOWLEDGED_MS: u32 = 5_000;
 
 /// How many requests of operators are carried out at once. The others wait.
@@ -78,6 +79,8 @@ pub(crate) struct Peers<D: Disk> {
     backup: RefCell<Option<(u64, Bytes)>>,
     /// Why connections from other members have ended.
     notices: RefCell<Notices>,
+    /// The newest connection of each member on which its messages come.
+    inbound: RefCell<BTreeMap<u64, u64>>,
     /// The members whose messages are refused now, and why.
     refused: RefCell<BTreeMap<u64, String>>,
     /// The task that drops it.
@@ -109,11 +112,24 @@ impl<D: Disk> Peers<D> {
             admin_places: Semaphore::new(ADMIN_PLACES),
             backup: RefCell::default(),
             notices: RefCell::default(),
+            inbound: RefCell::default(),
             refused: RefCell::default(),
             forgetting: RefCell::default(),
             removed_members: watch::Sender::default(),
             removed: Notify::new(),
         })
+    }
+
+    /// Notes a new connection of a member on which its messages come, and returns its number.
+    fn begin_inbound(&self, member: u64) -> u64 {
+        let mut inbound = self.inbound.borrow_mut();
+        let newest = inbound.entry(member).or_default();
+        *newest += 1;
+        *newest
+    }
+
+    fn is_newest_inbound(&self, member: u64, connection: u64) -> bool {
+        self.inbound.borrow().get(&member) == Some(&connection)
     }
 
     /// Says that this member must be replaced, and why.
@@ -197,6 +213,7 @@ async fn dial(address: &str, tls: Option<&PeerTls>, purpose: &Purpose) -> io::Re
         enable_keepalive(&stream);
         if let Purpose::Messages { .. } = purpose {
             // After a cut without a sign, the system would wait for minutes until it sends again.
+            #[cfg(target_os = "linux")]
             let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, UNACKNOWLEDGED_MS);
         }
         let mut stream: ByteStream = match tls {
