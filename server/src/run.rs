@@ -15,8 +15,8 @@ use std::time::Duration;
 use palisade_core::{Limits, Refusal, Token};
 use thiserror::Error;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
-use tokio::task::{JoinSet, spawn_local};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{JoinHandle, JoinSet, spawn_local};
 use tokio::time::{Instant, sleep};
 
 use crate::access::Users;
@@ -160,6 +160,8 @@ struct Service<D: Disk> {
     peers: Rc<Peers<D>>,
     /// Writes that were handed to the writing thread, and are not yet reported.
     in_flight: usize,
+    /// Told when clients can be served.
+    may_serve: Option<oneshot::Sender<()>>,
 }
 
 impl<D: Disk> Service<D> {
@@ -211,11 +213,12 @@ impl<D: Disk> Service<D> {
         let peer_tls = config.cluster.and_then(|cluster| cluster.tls);
         let log_version = config.log_version.unwrap_or(LOG_VERSION);
         let peers = Peers::new(identity, peer_tls, disk, server.clone(), log_version);
-        Ok(Service { server, writer, written, peers, in_flight: 0 })
+        Ok(Service { server, writer, written, peers, in_flight: 0, may_serve: None })
     }
 
-    /// Runs the node until a write fails.
-    async fn run(mut self) -> ServiceError {
+    /// Runs the node until a write fails. `may_serve` is told when clients can be served.
+    async fn run(mut self, may_serve: oneshot::Sender<()>) -> ServiceError {
+        self.may_serve = Some(may_serve);
         loop {
             if let Err(error) = self.turn().await {
                 return error;
@@ -227,6 +230,10 @@ impl<D: Disk> Service<D> {
     async fn turn(&mut self) -> Result<(), ServiceError> {
         let has_more = self.carry_out().await?;
         let server = self.server.clone();
+        if let Some(may_serve) = self.may_serve.take_if(|_| !server.with_node(|node| node.is_about_to_lead())) {
+            // The receiver is gone only if the service ends.
+            let _ = may_serve.send(());
+        }
         let report = tokio::select! {
             biased;
             report = self.written.recv() => match report {
@@ -284,6 +291,8 @@ impl<D: Disk> Service<D> {
             }
         }
         self.server.flush();
+        // Each write wakes this task, so `turn` would not wait. Here the runtime polls the sockets.
+        tokio::task::yield_now().await;
         Ok(true)
     }
 
@@ -401,21 +410,22 @@ pub async fn serve_on(
         server.set_relay(service.peers.clone());
         background.spawn_local(accept_peers(service.peers.clone(), listener));
     }
-    let accepting = spawn_local(resp::accept(server.clone(), resp));
-    let (handle, requests) = ServiceHandle::new(&server);
-    spawn_local(requests.run(server.clone()));
-    // It ends together with this call.
-    let _http = http.map(|http| start_http(http, handle, &server, resp_port)).transpose()?;
     // A task like those of the connections: it runs after all connections that have received requests, and before the
     // runtime polls the sockets again. So those requests share a write.
     let mut work = JoinSet::new();
-    work.spawn_local(service.run());
+    let (may_serve, mut serving) = oneshot::channel();
+    work.spawn_local(service.run(may_serve));
+    let mut clients = Some((resp, http));
+    let mut accepting = None;
+    // It ends together with this call.
+    let mut _http = None;
     let mut ready = Some(ready);
     let mut handed_over_by: Option<Instant> = None;
     let mut end_at: Option<Instant> = None;
     let mut users = server.users.as_ref().map(Users::subscribe);
     loop {
-        if ready.is_some()
+        if accepting.is_some()
+            && ready.is_some()
             && server.with_node(|node| node.is_leader() || node.is_following())
             && let Some(ready) = ready.take()
         {
@@ -435,9 +445,17 @@ pub async fn serve_on(
                 handed_over_by = Some(Instant::now() + if is_handing_over { HAND_OVER } else { Duration::ZERO });
             }
             () = handed_over(&server, handed_over_by), if end_at.is_none() && handed_over_by.is_some() => {
-                accepting.abort();
+                accepting.take().as_ref().map(JoinHandle::abort);
+                clients = None;
                 server.close();
                 end_at = Some(Instant::now() + GRACE);
+            }
+            Ok(()) = &mut serving, if clients.is_some() => {
+                let Some((resp, http)) = clients.take() else { continue };
+                accepting = Some(spawn_local(resp::accept(server.clone(), resp)));
+                let (handle, requests) = ServiceHandle::new(&server);
+                spawn_local(requests.run(server.clone()));
+                _http = http.map(|http| start_http(http, handle, &server, resp_port)).transpose()?;
             }
             () = peer_set.removed.notified() => return Err(ServiceError::Removed),
             () = sleep(server.until_tick()) => server.step(Input::Tick),

@@ -72,7 +72,10 @@ impl Node {
                 let extend = Command::ExtendHeld { locks, secret, ttl };
                 self.submit_for(id.connection, extend, Origin::Request(id, kind));
             }
-            Err(bad) => self.refuse(id, Refused::OverBound(format!("{bad}; nothing was changed"))),
+            Err(bad) => {
+                let refused = Refused::OverBound(format!("{bad}; nothing was changed"));
+                self.reply_once_confirmed(id, Response::Refused(refused));
+            }
         }
     }
 

@@ -484,6 +484,11 @@ impl Node {
         at
     }
 
+    /// Returns whether this node is about to lead, because no other one votes. Until then it could only refuse requests.
+    pub fn is_about_to_lead(&self) -> bool {
+        !self.is_leader() && self.membership().is_only_voter(self.replica.id())
+    }
+
     /// Returns whether this node is the leader, and has applied everything that earlier leaders committed.
     pub fn is_leader(&self) -> bool {
         self.replica.is_leader()
@@ -541,12 +546,13 @@ impl Node {
         if let Principal::Unauthenticated = context.principal {
             return self.refuse(id, Refused::Unauthenticated);
         }
+        if let Some(user) = context.principal.user().filter(|user| user.is_revoked()) {
+            let why = format!("user '{}' was changed or removed; nothing was changed, log in again", user.name());
+            return self.refuse(id, Refused::Denied(why));
+        }
         // Only a leader has applied everything that was acknowledged.
         if !self.is_leader() {
-            return match self.replica.membership().is_only_voter(self.replica.id()) {
-                true => self.replica.read(PendingRead::Request(id, Box::new(request))),
-                false => self.refuse(id, Refused::NotLeader),
-            };
+            return self.refuse(id, Refused::NotLeader);
         }
         if let Err(refused) = permissions::check(context.principal.user(), &request, self.replica.machine()) {
             if let Refused::Denied(why) = &refused {
@@ -579,7 +585,7 @@ impl Node {
             Request::OpenSession { ttl, label: own } => {
                 let label = label(own.as_ref());
                 if let Err(refusal) = self.begin_session(id.connection) {
-                    return self.refuse(id, refusal);
+                    return self.reply_once_confirmed(id, Response::Refused(refusal.into()));
                 }
                 (Command::OpenSession { session: self.sessions.draw_id(), ttl, label }, ReplyKind::Opened { ttl })
             }

@@ -9,7 +9,7 @@ use palisade_core::{
 use super::clients::ConnectionId;
 use super::response::{HolderReport, LeaderReport, LockReport, Refused, Response, WaiterReport};
 use super::{Node, RequestId};
-use crate::request::{Query, Request};
+use crate::request::Query;
 
 /// The size of an answer after which the rest is left to the next page, in bytes.
 const PAGE_BYTES: usize = 1 << 20;
@@ -30,17 +30,12 @@ pub(super) enum PendingRead {
     /// The reply was decided when the request arrived. For a keep-alive, the TTLs began then.
     Reply(RequestId, Response),
     Attach(RequestId, SessionId),
-    /// A request that came before the only voter led.
-    Request(RequestId, Box<Request>),
 }
 
 impl PendingRead {
     pub(super) fn id(&self) -> RequestId {
         match self {
-            PendingRead::Query(id, _)
-            | PendingRead::Reply(id, _)
-            | PendingRead::Attach(id, _)
-            | PendingRead::Request(id, _) => *id,
+            PendingRead::Query(id, _) | PendingRead::Reply(id, _) | PendingRead::Attach(id, _) => *id,
         }
     }
 }
@@ -78,10 +73,6 @@ impl Node {
                 }
                 PendingRead::Query(..) => {}
                 PendingRead::Reply(id, response) => self.reply(id, response),
-                PendingRead::Request(id, request) => match *request {
-                    Request::Acquire(_) if self.is_closing => self.refuse(id, Refused::Closing),
-                    request => self.request(id, request),
-                },
                 PendingRead::Attach(id, session) => work += self.attached(id, session),
             }
         }

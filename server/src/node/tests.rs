@@ -340,10 +340,12 @@ fn a_service_that_starts_answers_nothing_before_it_has_applied_its_log() {
         let mut fixture = Fixture::on(files, config.clone());
         fixture.connect(principal.clone());
         let number = fixture.request(request.clone());
-        assert_eq!(fixture.reply_to(number), None, "{request:?}");
+        assert_eq!(fixture.reply_to(number), Some(Response::Refused(Refused::NotLeader)), "{request:?}");
+        assert!(fixture.node.is_about_to_lead());
         fixture.persist();
-        let reply = fixture.reply_to(number);
-        assert!(reply.as_ref().is_some_and(is_right), "{request:?}: {reply:?}");
+        assert!(!fixture.node.is_about_to_lead());
+        let reply = fixture.answer(request.clone());
+        assert!(is_right(&reply), "{request:?}: {reply:?}");
     }
 }
 
@@ -440,5 +442,19 @@ fn a_wait_ends_when_the_secret_of_its_user_is_changed() {
     let reply = fixture.reply_to(waiting);
     assert!(matches!(&reply, Some(Response::Refused(Refused::Denied(_)))), "{reply:?}");
     fixture.pass(1_100);
+    assert!(!fixture.is_held());
+}
+
+/// The thread that serves HTTP looks users up before they change, and its request arrives afterwards.
+#[test]
+fn a_request_on_its_way_while_its_user_is_changed_is_refused() {
+    let (config, principal) = with_user(NodeConfig { sessions_per_user: 2, ..NodeConfig::default() });
+    let users = config.users.clone().unwrap();
+    let mut fixture = Fixture::new(config, principal);
+    let rule = Rule { verbs: vec![Verb::Acquire], prefix: String::new() };
+    users.replace(&Users::new(vec![User::new("ci", None, vec![rule]).unwrap()]).unwrap());
+    fixture.step(Input::UsersChanged);
+    let reply = fixture.answer(take("mine", 1_000, false));
+    assert!(matches!(&reply, Response::Refused(Refused::Denied(_))), "{reply:?}");
     assert!(!fixture.is_held());
 }

@@ -154,7 +154,7 @@ impl Node {
     pub(super) fn acquire(&mut self, id: RequestId, request: AcquireRequest) {
         let places = match self.places(id.connection, &request) {
             Ok(places) => places,
-            Err(refused) => return self.refuse(id, refused),
+            Err(refused) => return self.reply_once_confirmed(id, Response::Refused(refused)),
         };
         match request.holder {
             Holder::Session(session) if (!request.waits() || request.is_async) && !self.is_http(id.connection) => {
@@ -198,7 +198,7 @@ impl Node {
             Holder::Session(session) => (session, Command::Acquire(acquire(&request, session))),
             Holder::NewSession(ttl) => {
                 if let Err(refusal) = self.begin_session(id.connection) {
-                    return self.refuse(id, refusal);
+                    return self.reply_once_confirmed(id, Response::Refused(refusal.into()));
                 }
                 let (session, label) = (self.sessions.draw_id(), self.clients.label(id.connection, None));
                 // A grant that is about to end is not renewed: the client gets a grant of its own, once the locks are free.

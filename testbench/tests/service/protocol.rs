@@ -29,15 +29,24 @@ impl RespConnection {
     }
 
     fn send(&mut self, command: &str) {
-        let mut before = "";
-        let mut words = Vec::new();
-        for word in command.split(' ') {
-            let is_session = word == "1" && ["SESSION", "ATTACH", "KEEPALIVE"].contains(&before);
-            let sent = if is_session { SESSION.get().to_string() } else { word.to_owned() };
-            words.push(format!("${}\r\n{sent}\r\n", sent.len()));
-            before = word;
+        self.send_all([command]);
+    }
+
+    /// Sends several commands in one write.
+    fn send_all<'a>(&mut self, commands: impl IntoIterator<Item = &'a str>) {
+        let mut bytes = String::new();
+        for command in commands {
+            let mut before = "";
+            let mut words = Vec::new();
+            for word in command.split(' ') {
+                let is_session = word == "1" && ["SESSION", "ATTACH", "KEEPALIVE"].contains(&before);
+                let sent = if is_session { SESSION.get().to_string() } else { word.to_owned() };
+                words.push(format!("${}\r\n{sent}\r\n", sent.len()));
+                before = word;
+            }
+            bytes += &format!("*{}\r\n{}", words.len(), words.concat());
         }
-        write!(self.stream, "*{}\r\n{}", words.len(), words.concat()).expect("it listens");
+        self.stream.write_all(bytes.as_bytes()).expect("it listens");
     }
 
     fn read_line(&mut self) -> String {
@@ -159,4 +168,36 @@ fn a_blocking_connection_never_waits_for_itself() {
     // A try, and a wait on a connection with other requests, may belong to another task.
     assert_eq!(connection.ask("LOCK ACQUIRE a SESSION 1", 1), "_");
     assert_eq!(connection.ask("LOCK ACQUIRE a SESSION 1 WAIT 60000 REQ 7 ASYNC", 1), "+QUEUED");
+}
+
+/// After a restart all sessions have the same deadline. Each write ends 256 of them.
+#[test]
+fn clients_are_served_while_many_sessions_expire() {
+    const LOCKS: usize = 20_000;
+    let mut fixture = Fixture::new();
+    let mut holder = RespConnection::new(&fixture);
+    for first in (0..LOCKS).step_by(500) {
+        let commands: Vec<_> = (first..first + 500).map(|lock| format!("LOCK ACQUIRE a/{lock} TTL 2000")).collect();
+        holder.send_all(commands.iter().map(String::as_str));
+        holder.read_words(7 * 500);
+    }
+    fixture.service.kill();
+    fixture.service.restart().expect("it starts again");
+    let mut other = RespConnection::new(&fixture);
+    let mut left: Vec<_> = (0..LOCKS).step_by(LOCKS / 16).collect();
+    let mut has_seen_some = false;
+    while !left.is_empty() {
+        // They share a write, so either all of them come before the end of a session, or none.
+        let commands: Vec<_> = left.iter().map(|lock| format!("LOCK ACQUIRE a/{lock} TTL 60000")).collect();
+        other.send_all(commands.iter().map(String::as_str));
+        left.retain(|_| {
+            let is_held = other.read_words(1) == "_";
+            if !is_held {
+                other.read_words(6);
+            }
+            is_held
+        });
+        has_seen_some |= !left.is_empty() && left.len() < 16;
+    }
+    assert!(has_seen_some, "all sessions ended before any request was answered");
 }
