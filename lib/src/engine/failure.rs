@@ -36,12 +36,25 @@ impl Failure {
 }
 
 impl Failure {
-    /// Marks a failure as possibly applied, because an earlier attempt of the call may have taken effect.
-    #[cfg(feature = "_remote")]
+    /// Marks a failure as possibly applied, because an earlier attempt or step of the call may have taken effect. The end of the
+    /// session has undone both.
     pub(crate) fn possibly_applied(self) -> Failure {
         match self {
+            Failure::SessionEnded => self,
             Failure::Unavailable(why) => Unavailable { may_have_taken_effect: true, ..why }.into(),
-            failure => Unavailable::new(failure.to_string()).permanent().into(),
+            failure => {
+                let marked = Unavailable::new(failure.to_string()).permanent();
+                Unavailable { if_undone: Some(Box::new(failure)), ..marked }.into()
+            }
+        }
+    }
+
+    /// The failure of a call that was undone: it has certainly changed nothing.
+    pub(crate) fn undone(self) -> Failure {
+        match self {
+            Failure::Unavailable(Unavailable { if_undone: Some(failure), .. }) => *failure,
+            Failure::Unavailable(why) => why.without_effect().into(),
+            failure => failure,
         }
     }
 }
@@ -68,12 +81,15 @@ pub struct Unavailable {
     /// The underlying error.
     #[source]
     pub source: Option<Box<dyn StdError + Send + Sync>>,
+    /// The refusal or denial behind it, which is what remains once the call is undone.
+    pub(crate) if_undone: Option<Box<Failure>>,
 }
 
 impl Unavailable {
     /// A transient failure of a call that may have taken effect.
     pub fn new(what: impl Into<String>) -> Unavailable {
-        Unavailable { what: what.into(), may_have_taken_effect: true, is_retryable: true, source: None }
+        let (source, if_undone) = (None, None);
+        Unavailable { what: what.into(), may_have_taken_effect: true, is_retryable: true, source, if_undone }
     }
 
     /// Adds the underlying error.

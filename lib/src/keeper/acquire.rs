@@ -111,8 +111,15 @@ impl<E: Engine> Driver<E> {
                 }
                 WaitEnd::Replied(Err(failure)) => {
                     may_be_granted |= failure.may_have_taken_effect();
-                    let error = self.error(failure, OPERATION).on(op.names());
-                    return if may_be_granted { Ok(Outcome::Unsettled(Some(error), pending)) } else { Err(error) };
+                    if !may_be_granted {
+                        return Err(self.error(failure, OPERATION).on(op.names()));
+                    }
+                    // If a denied acquire can be undone at once, the error says that nothing has changed.
+                    if !failure.is_retryable() && timeout(RETRY, self.cancel_or_release(&pending, op)).await.is_ok() {
+                        return Err(self.error(failure.undone(), OPERATION).on(op.names()));
+                    }
+                    let error = self.error(failure.possibly_applied(), OPERATION).on(op.names());
+                    return Ok(Outcome::Unsettled(Some(error), pending));
                 }
             }
         }

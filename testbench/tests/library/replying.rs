@@ -140,6 +140,23 @@ fn an_acquire_that_was_granted_unseen_is_undone_when_its_repeat_is_denied() {
     });
 }
 
+/// The same while the engine cannot be asked to undo it.
+#[test]
+fn a_denied_repeat_of_an_acquire_that_cannot_be_undone_yet_may_have_taken_effect() {
+    check(async {
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        let client = fixture.faulty_client(&faults).await;
+        faults.next(Call::Acquire, Act::LoseAnswer);
+        faults.next(Call::Acquire, Act::Deny);
+        faults.always(Call::Cancel, Act::Fail);
+        let error = client.lock("lock").acquire().await.expect_err("the repeat is denied");
+        assert!(error.may_have_taken_effect() && !error.is_retryable(), "{error}");
+        assert!(error.to_string().contains("the right was withdrawn"), "{error}");
+        faults.mend();
+        fixture.nothing_is_left("lock").await;
+    });
+}
+
 /// Fault 10, for waiters: they repeat the same request, and are granted once.
 #[test]
 fn an_acquire_whose_answer_is_lost_is_repeated_and_granted_once() {

@@ -244,6 +244,7 @@ impl StoreError {
             may_have_taken_effect,
             is_retryable: self.is_transient(),
             source: self.cause(),
+            if_undone: None,
         })
     }
 

@@ -90,6 +90,7 @@ impl NoMajority {
             may_have_taken_effect,
             is_retryable,
             source: Some(Box::new(self)),
+            if_undone: None,
         })
     }
 }

@@ -220,6 +220,7 @@ impl ConnectError {
             may_have_taken_effect,
             is_retryable: !self.is_permanent(),
             source: self.cause.as_ref().map(|cause| cause.to_boxed()),
+            if_undone: None,
         })
     }
 }
