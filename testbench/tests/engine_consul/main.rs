@@ -7,6 +7,7 @@ mod delays;
 mod fixture;
 mod guarded;
 mod lost_data;
+mod refusals;
 mod traps;
 
 palisade_testbench::coordination!(suite, palisade_testbench::servers::ConsulCluster);

@@ -118,8 +118,8 @@ impl Shared {
             let (answer, returned) = sent?;
             turns = returned;
             if let Ok(pairs) = answer {
-                let lists = self.read_lists(connection, locks(), &pairs)?;
-                return Ok((pairs, lists));
+                let lists = self.read_lists(connection, locks(), &pairs);
+                return Ok((pairs, lists.map_err(|error| Failure::from(error).possibly_applied())?));
             }
             let lists = locks().map(|lock| self.keys.claims(lock));
             let others = [self.keys.offset(), done.clone(), session_key.clone()];
@@ -192,11 +192,13 @@ impl Shared {
         Found { standing, seen, retry: lists.retry }
     }
 
-    async fn withdraw(&self, connection: &Connection, acquire: &Acquire, number: RequestNo) -> Result<(), CallError> {
+    /// Deletes a claim that was not granted. If that fails, the claim may stay, and the keeper cancels the acquire.
+    async fn withdraw(&self, connection: &Connection, acquire: &Acquire, number: RequestNo) -> Result<(), Failure> {
         let locks = acquire.wants.iter().map(|want| &want.lock);
         let names = claim_keys(&self.keys, locks, (acquire.caller.session, number));
         let delete: Vec<_> = names.into_iter().map(Op::delete).collect();
-        connection.txn(&delete).await.map(drop)
+        let deleted = connection.txn(&delete).await.map(drop);
+        deleted.map_err(|error| Failure::from(error).possibly_applied())
     }
 
     /// Creates a claim, and deletes it if it is not granted at once: no condition of a transaction says that a list is empty.
@@ -223,14 +225,16 @@ impl Shared {
         check: CheckKind,
     ) -> Result<Found, Failure> {
         let (pairs, lists) = self.create(connection, acquire, number).await?;
-        let lists = self.end_delays(connection, acquire, number, pairs, lists).await?;
+        // From here on the claim stands, so no failure may say that nothing has changed.
+        let lists = self.end_delays(connection, acquire, number, pairs, lists).await;
+        let lists = lists.map_err(Failure::possibly_applied)?;
         let checked = queue::check(&self.keys, self.offset.get().offset, acquire, number, &lists.lists);
         if let (CheckKind::Yes, Err(failure)) = (check, checked) {
             self.withdraw(connection, acquire, number).await?;
             return Err(failure);
         }
         let found = self.found(acquire, number, &lists);
-        self.mark(connection, acquire, number, found).await
+        self.mark(connection, acquire, number, found).await.map_err(Failure::possibly_applied)
     }
 
     /// Marks a claim for several locks that are all available.
@@ -293,7 +297,8 @@ impl Shared {
                 Err(_) if connection.is_broken() => return,
                 Err(Failure::SessionEnded) => return self.client.session_ended(key.0, SessionEnd::Expired),
                 Err(failure) if failure.is_retryable() => sleep(jittered(RETRY_PAUSE)).await,
-                Err(failure) => return self.client.settle(key, Err(failure)),
+                // The claim stands. The keeper cancels the acquire.
+                Err(failure) => return self.client.settle(key, Err(failure.possibly_applied())),
             }
         }
     }
