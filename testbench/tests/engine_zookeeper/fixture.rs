@@ -9,7 +9,9 @@ use palisade::{LockGuard, Options, Palisade};
 pub(crate) use palisade_testbench::bounded::until;
 use palisade_testbench::bounded::{self, BOUND};
 use palisade_testbench::coordination;
-pub(crate) use palisade_testbench::fixture::{LONG_TTL, inspect, take, taken, taking, token, until_queued};
+pub(crate) use palisade_testbench::fixture::{
+    LONG_TTL, inspect, take, taken, taking, token, until_idle, until_queued,
+};
 use palisade_testbench::servers::{ZooKeeper, ZooKeeperEnsemble};
 use zookeeper_client::Client;
 

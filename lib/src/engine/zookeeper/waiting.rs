@@ -67,7 +67,7 @@ impl Shared {
             Ok(Verdict::Granted(token)) => Ok(AcquireReply::Granted(token)),
             Ok(Verdict::Blocked(blocker)) => match request.acquire.patience {
                 Patience::Try => {
-                    self.delete_claims(session, request).await?;
+                    self.delete_claims(session, request).await.map_err(Failure::possibly_applied)?;
                     Ok(AcquireReply::Busy)
                 }
                 Patience::Wait if session.is_over.get() => Err(Failure::SessionEnded),
@@ -79,9 +79,11 @@ impl Shared {
                 }
             },
             Err(Failure::Refused(refusal)) => {
-                self.delete_claims(session, request).await?;
+                self.delete_claims(session, request).await.map_err(Failure::possibly_applied)?;
                 Err(refusal.into())
             }
+            // Its claims stand. The keeper cancels an acquire that may have taken effect.
+            Err(failure) if !request.nodes.borrow().is_empty() => Err(failure.possibly_applied()),
             Err(failure) => Err(failure),
         }
     }
@@ -170,7 +172,12 @@ impl Shared {
                 Ok(answers) => answers,
                 Err(_) => return Err(failure(Error::Timeout)),
             };
-            parents.map_err(failure)?;
+            if let Err(error) = parents {
+                // The parents may exist nevertheless, and the claims below them.
+                let failure = failure(error);
+                let is_refused = matches!(created, Err(MultiWriteError::OperationFailed { .. }));
+                return Err(if is_refused { failure } else { failure.possibly_applied() });
+            }
             match created {
                 Ok(results) => {
                     let (mut nodes, mut is_alone) = (Vec::with_capacity(request.wants.len()), false);
@@ -226,7 +233,7 @@ impl Shared {
         let read = Store::send_read(&session.client, &request.parents);
         match store.answer(CALL_TIMEOUT, check).await {
             Err(MultiWriteError::OperationFailed { source: Error::NoNode, .. }) => {
-                return Err(self.claim_removed(session).await);
+                return Err(self.claim_removed(session, request).await);
             }
             checked => checked.map_err(|error| failure(error.into()))?,
         };
@@ -249,7 +256,7 @@ impl Shared {
         let claims = request.wants.iter().zip(&request.parents).zip(&lists).zip(&nodes);
         for (((want, parent), list), node) in claims {
             let Some(own) = list.claims.iter().position(|(_, name)| node.ends_with(name)) else {
-                return Err(self.claim_removed(session).await);
+                return Err(self.claim_removed(session, request).await);
             };
             let ahead = self.entries(&session.client, parent, &list.claims[..own]).await.map_err(failure)?;
             let entries: Vec<_> = ahead.iter().map(|(entry, _)| *entry).collect();
@@ -341,7 +348,7 @@ impl Shared {
         match self.store.answer(CALL_TIMEOUT, writer.commit()).await {
             Ok(_) => Ok(()),
             Err(MultiWriteError::OperationFailed { source: Error::NoNode, .. }) => {
-                Err(self.claim_removed(session).await)
+                Err(self.claim_removed(session, request).await)
             }
             Err(error) => Err(error::in_session(&self.store.peer, Error::from(error))),
         }
@@ -356,12 +363,21 @@ impl Shared {
             added.map_err(|error| error::in_session(&self.store.peer, error))?;
         }
         match self.store.answer(CALL_TIMEOUT, writer.commit()).await {
-            Ok(_) | Err(MultiWriteError::OperationFailed { source: Error::NoNode, .. }) => {
-                session.forget(request.number);
-                Ok(())
+            Ok(_) => {}
+            // The transaction has deleted none of them, and another program only one.
+            Err(MultiWriteError::OperationFailed { source: Error::NoNode, .. }) if nodes.len() > 1 => {
+                for node in &nodes {
+                    match self.store.answer(CALL_TIMEOUT, session.client.delete(node, None)).await {
+                        Ok(()) | Err(Error::NoNode) => {}
+                        Err(error) => return Err(error::in_session(&self.store.peer, error)),
+                    }
+                }
             }
-            Err(error) => Err(error::in_session(&self.store.peer, Error::from(error))),
+            Err(MultiWriteError::OperationFailed { source: Error::NoNode, .. }) => {}
+            Err(error) => return Err(error::in_session(&self.store.peer, Error::from(error))),
         }
+        session.forget(request.number);
+        Ok(())
     }
 
     /// Cancels a request that is not granted.
@@ -373,7 +389,7 @@ impl Shared {
     }
 
     /// The failure of a request whose claim is gone: its session has ended, or an operator has deleted it.
-    async fn claim_removed(&self, session: &Session) -> Failure {
+    async fn claim_removed(&self, session: &Session, request: &Request) -> Failure {
         let path = self.store.paths.session(session.id);
         let check = Store::send_check(&session.client, [path.as_str()]);
         match self.check_session(session, self.store.answer(CALL_TIMEOUT, check).await.map(drop)) {
@@ -381,7 +397,9 @@ impl Shared {
             Ok(()) => {
                 let what =
                     format!("{}: the node of the request was deleted; request the lock again", self.store.peer);
-                Unavailable::new(what).without_effect().permanent().into()
+                let removed = Unavailable::new(what).permanent();
+                // Its nodes at the other locks may stand.
+                if request.is_set() { removed.into() } else { removed.without_effect().into() }
             }
         }
     }
@@ -402,10 +420,8 @@ impl Shared {
                 Ok(Verdict::Blocked(next)) => blocker = next,
                 Err(Failure::SessionEnded) => return self.session_lost(session.id),
                 Err(failure) if failure.is_retryable() => sleep(jittered(PAUSE)).await,
-                Err(failure) => {
-                    session.forget(request.number);
-                    return self.client.settle(key, Err(failure));
-                }
+                // Its claims stand. The keeper cancels the acquire, which needs the request.
+                Err(failure) => return self.client.settle(key, Err(failure.possibly_applied())),
             }
         }
     }
