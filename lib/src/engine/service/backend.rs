@@ -1,7 +1,7 @@
 //! The Palisade service as the store of [`Remote`].
 
-use std::cell::Cell;
-use std::collections::HashSet;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::Config;
 use super::connection::{CALL_TIMEOUT, Connection, Dialer};
 use super::error::{NoReply, ReplyError, Unexpected};
 use super::hello::{Hello, hello, received, unanswered};
-use super::nodes::NodeErrors;
+use super::nodes::{ClientAge, NodeErrors};
 use super::probe;
 use super::wire::{self, Command, field, items, number, optional, small, text, token};
 use crate::SignedToken;
@@ -47,6 +47,8 @@ pub struct ServiceBackend {
     client: Rc<ClientState<ServiceBackend>>,
     /// Since when the nodes that answer know no leader.
     leaderless_since: Cell<Option<Instant>>,
+    /// The nodes that were passed over because they never serve this client, and the reasons that were logged.
+    refusals: RefCell<BTreeMap<usize, String>>,
 }
 
 impl Backend for ServiceBackend {
@@ -62,7 +64,8 @@ impl Backend for ServiceBackend {
 
     fn new(config: Config, client: Rc<ClientState<ServiceBackend>>) -> ServiceBackend {
         let (peer, leaderless_since) = (Peer::new(Self::NAME, addresses(&config)), Cell::new(None));
-        ServiceBackend { peer, dialer: Rc::new(Dialer::new(config)), client, leaderless_since }
+        let (dialer, refusals) = (Rc::new(Dialer::new(config)), RefCell::default());
+        ServiceBackend { peer, dialer, client, leaderless_since, refusals }
     }
 
     fn guarantees(&self) -> Guarantees {
@@ -271,11 +274,31 @@ impl ServiceBackend {
                 }
                 Ok(connected) => {
                     self.dialer.try_first(node);
+                    self.refusals.borrow_mut().remove(&node);
+                    self.warn_of_refusals(&errors);
                     return Ok(connected);
                 }
             }
         }
-        Err(NotServed { is_leaderless: errors.is_leaderless(), error: errors.summary() })
+        let age = if self.client.shortest_ttl().is_some() { ClientAge::Old } else { ClientAge::New };
+        let is_leaderless = errors.is_leaderless();
+        let error = errors.summary(age);
+        if !error.is_permanent() {
+            self.warn_of_refusals(&errors);
+        }
+        Err(NotServed { is_leaderless, error })
+    }
+
+    /// Logs each node that was passed over because it never serves this client. Once, as each reconnect finds it again.
+    fn warn_of_refusals(&self, errors: &NodeErrors) {
+        let mut logged = self.refusals.borrow_mut();
+        for (node, error) in errors.refusals() {
+            let why = error.to_string();
+            if logged.get(&node) != Some(&why) {
+                tracing::warn!(%error, "passed over a node");
+                logged.insert(node, why);
+            }
+        }
     }
 
     async fn try_connect(&self, node: usize, is_direct: bool) -> Result<Connected<ServiceBackend>, ConnectError> {

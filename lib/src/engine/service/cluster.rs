@@ -12,7 +12,7 @@ use tokio::task::LocalSet;
 use super::connection::{CALL_TIMEOUT, Connection, Dialer};
 use super::error::{NoReply, ReplyError, Unexpected};
 use super::hello::hello;
-use super::nodes::NodeErrors;
+use super::nodes::{ClientAge, NodeErrors};
 use super::wire::{self, Command, field, items, number, optional, text};
 use super::{Config, ServiceBackend};
 use crate::engine::Failure;
@@ -232,7 +232,7 @@ async fn any_node<T>(
         }
     }
     let is_leaderless = errors.is_leaderless();
-    let error = errors.summary();
+    let error = errors.summary(ClientAge::New);
     Err(match is_leaderless {
         true => ClusterError::NoLeader(error.to_string()),
         false => ClusterError::Failed(error.failure(may_have_happened)),

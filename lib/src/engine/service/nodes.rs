@@ -10,6 +10,15 @@ pub(super) struct NodeErrors<'a> {
     errors: Vec<Option<ConnectError>>,
 }
 
+/// Whether a client has been served before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ClientAge {
+    /// It has no session. A wrong secret is reported at once, also while a node cannot be reached.
+    New,
+    /// It has sessions. A node that cannot be reached may be back before they end.
+    Old,
+}
+
 impl NodeErrors<'_> {
     pub(super) fn new(config: &Config) -> NodeErrors<'_> {
         NodeErrors { addresses: &config.addresses, errors: vec![None; config.addresses.len()] }
@@ -32,8 +41,18 @@ impl NodeErrors<'_> {
         self.errors[node].as_ref().is_some_and(is_useless)
     }
 
-    /// Returns one error for all nodes. A node that answers says more than one that cannot be reached.
-    pub(super) fn summary(self) -> ConnectError {
+    /// Returns the nodes that never serve this client, with the reasons.
+    pub(super) fn refusals(&self) -> impl Iterator<Item = (usize, &ConnectError)> {
+        let errors = self.errors.iter().enumerate().filter_map(|(node, error)| Some((node, error.as_ref()?)));
+        errors.filter(|(_, error)| error.is_permanent())
+    }
+
+    /// Returns one error for all nodes. A node that answers says more than one that cannot be reached. The error is permanent only
+    /// if no node may serve this client later: a permanent error ends every wait.
+    pub(super) fn summary(&self, client: ClientAge) -> ConnectError {
+        let is_hopeless =
+            |error: &ConnectError| error.is_permanent() || client == ClientAge::New && error.is_unreachable();
+        let is_hopeless = self.errors.iter().all(|error| error.as_ref().is_some_and(is_hopeless));
         let known = || self.addresses.iter().map(ToString::to_string).zip(&self.errors);
         let known = || known().filter_map(|(address, error)| Some((address, error.as_ref()?)));
         let answering: Vec<_> =
@@ -50,7 +69,7 @@ impl NodeErrors<'_> {
             return last.clone();
         }
         // The operator has to change something there, so that stands for itself.
-        if let Some((_, permanent)) = known().find(|(_, error)| answering.is_empty() && error.is_permanent()) {
+        if let Some((_, permanent)) = known().find(|(_, error)| is_hopeless && error.is_permanent()) {
             return permanent.clone();
         }
         if let ([], [(_, addresses)]) = (&answering[..], &reasons[..]) {
@@ -97,11 +116,41 @@ mod tests {
         ConnectError::unreachable(&io::Error::from(io::ErrorKind::ConnectionRefused))
     }
 
-    fn summary(errors: [ConnectError; 3]) -> String {
+    fn summary_for(client: ClientAge, errors: [ConnectError; 3]) -> ConnectError {
         let config = Config::parse("//a:1,b:2,c:3").expect("a URL");
         let mut nodes = NodeErrors::new(&config);
         errors.into_iter().enumerate().for_each(|(at, error)| nodes.note(at, error));
-        nodes.summary().to_string()
+        nodes.summary(client)
+    }
+
+    fn summary(errors: [ConnectError; 3]) -> String {
+        summary_for(ClientAge::Old, errors).to_string()
+    }
+
+    #[test]
+    fn a_node_that_refuses_the_client_does_not_hide_that_another_may_serve_it() {
+        let denied = || ConnectError::denied("login failed");
+        for client in [ClientAge::New, ClientAge::Old] {
+            let error = summary_for(client, [denied(), refused(), ConnectError::closed()]);
+            assert!(!error.is_permanent(), "{error}");
+            assert_eq!(
+                error.to_string(),
+                "the service: a:1: login failed; b:2: connection refused; c:3: the connection was closed. See `palisade cluster \
+                 status`"
+            );
+            let error = summary_for(client, [denied(), ConnectError::permanent("is another server"), denied()]);
+            assert_eq!(
+                (error.is_permanent(), error.to_string()),
+                (true, "the service at a:1: login failed".to_owned())
+            );
+        }
+    }
+
+    #[test]
+    fn a_wrong_secret_is_reported_at_once_while_a_node_is_down_and_waits_outlast_both() {
+        let one_is_down = || [refused(), ConnectError::denied("login failed"), ConnectError::denied("login failed")];
+        assert!(summary_for(ClientAge::New, one_is_down()).is_permanent());
+        assert!(!summary_for(ClientAge::Old, one_is_down()).is_permanent());
     }
 
     #[test]

@@ -170,10 +170,10 @@ impl Node {
         NodeConnection { stream: BufReader::new(stream) }
     }
 
-    /// Accepts the next connection, and its login as the leader of two nodes.
+    /// Accepts the next connection, and its login as the leader of three nodes.
     async fn log_in(&self) -> NodeConnection {
         let mut connection = self.accept().await;
-        connection.answer("HELLO", "%3\r\n+server\r\n+palisade\r\n+role\r\n+master\r\n+nodes\r\n:2\r\n").await;
+        connection.answer("HELLO", "%3\r\n+server\r\n+palisade\r\n+role\r\n+master\r\n+nodes\r\n:3\r\n").await;
         connection.answer("CLIENT DETAIL", "+OK\r\n").await;
         connection
     }
@@ -389,4 +389,28 @@ async fn a_node_that_refuses_the_client_does_not_keep_it_from_the_others() {
         })
         .await;
     }
+}
+
+/// The node that led may lead again, or another one soon.
+#[tokio::test]
+async fn a_wait_outlasts_a_node_that_refuses_the_client_while_the_others_are_away() {
+    on_the_keepers_thread(async {
+        let (node, refusing, killed) = (Node::new().await, Node::new().await, Node::new().await);
+        let (service, _session, mut connection) = open_session(&[&node, &refusing, &killed]).await;
+        drop(killed);
+        let (outcome, _connection) = tokio::join!(service.acquire(acquire(Patience::Wait)), async {
+            connection.answer("LOCK ACQUIRE lock", "+QUEUED\r\n").await;
+            drop(connection);
+            // As the one that leads, and as one that relays.
+            drop(node.accept().await);
+            refusing.accept().await.answer("HELLO", "-WRONGPASS no such user\r\n").await;
+            drop(node.accept().await);
+            let mut connection = node.attach().await;
+            connection.answer("LOCK ACQUIRE lock", "%1\r\n+token\r\n:5\r\n").await;
+            connection
+        });
+        let token = Token::new(5).expect("not 0");
+        assert_eq!(outcome.expect("it still waits"), Acquired::Granted { token });
+    })
+    .await;
 }
