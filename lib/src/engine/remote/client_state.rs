@@ -33,6 +33,8 @@ struct Session<B: Backend> {
     notices: mpsc::UnboundedSender<Notice>,
     /// Grants whose acquire was answered and whose release was not sent yet.
     grants: BTreeMap<Token, B::GrantExtra>,
+    /// Grants that were found by a cancel and are not released. Some stores answer a second cancel as if nothing were held.
+    found: BTreeMap<RequestNo, Token>,
     extra: B::SessionExtra,
 }
 
@@ -54,8 +56,8 @@ impl<B: Backend> Default for ClientState<B> {
 impl<B: Backend> ClientState<B> {
     pub(super) fn add_session(&self, session: SessionId, ttl: Ttl) -> Opened {
         let (sender, notices) = mpsc::unbounded_channel();
-        let (grants, extra) = (BTreeMap::new(), B::SessionExtra::default());
-        self.sessions.borrow_mut().insert(session, Session { ttl, notices: sender, grants, extra });
+        let (grants, found, extra) = (BTreeMap::new(), BTreeMap::new(), B::SessionExtra::default());
+        self.sessions.borrow_mut().insert(session, Session { ttl, notices: sender, grants, found, extra });
         Opened { session, notices, lifeline: None }
     }
 
@@ -98,6 +100,24 @@ impl<B: Backend> ClientState<B> {
 
     pub(super) fn remove_grant(&self, session: SessionId, token: Token) -> Option<B::GrantExtra> {
         self.sessions.borrow_mut().get_mut(&session)?.grants.remove(&token)
+    }
+
+    /// Notes a grant that the cancel of a request has found, for the next cancel of that request.
+    pub(super) fn note_found(&self, session: SessionId, number: RequestNo, token: Token) {
+        if let Some(session) = self.sessions.borrow_mut().get_mut(&session) {
+            session.found.insert(number, token);
+        }
+    }
+
+    /// Returns the grant that an earlier cancel of this request has found, unless it is released.
+    pub(super) fn found(&self, session: SessionId, number: RequestNo) -> Option<Token> {
+        self.sessions.borrow().get(&session)?.found.get(&number).copied()
+    }
+
+    pub(super) fn forget_found(&self, session: SessionId, token: Token) {
+        if let Some(session) = self.sessions.borrow_mut().get_mut(&session) {
+            session.found.retain(|_, found| *found != token);
+        }
     }
 
     pub(super) fn grant_extra(&self, acquire: &Acquire) -> B::GrantExtra {

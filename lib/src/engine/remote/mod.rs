@@ -190,7 +190,13 @@ impl<B: Backend> Shared<B> {
 
     /// Sends a waiting acquire, again after transient failures, until the store answers, the connection breaks, or the caller
     /// is gone. Sending it again is safe: the store recognises it by its number.
-    async fn send_acquire(&self, connection: &Rc<B::Connection>, key: WaitKey, acquire: &Acquire, nth: Transmission) {
+    async fn send_acquire(
+        self: &Rc<Self>,
+        connection: &Rc<B::Connection>,
+        key: WaitKey,
+        acquire: &Acquire,
+        nth: Transmission,
+    ) {
         let mut may_wait_at_store = nth == Transmission::Repeat;
         loop {
             let failure = match self.backend.acquire(connection, acquire).await {
@@ -210,17 +216,8 @@ impl<B: Backend> Shared<B> {
                 }
                 // An earlier attempt may have queued it. The keeper cancels an acquire that may have taken effect.
                 return match self.backend.cancel(connection, key).await {
-                    Ok(CancelReply::Gone) => self.client.settle(key, Err(failure)),
-                    Ok(CancelReply::Granted(token, grant)) if !self.client.is_waiting(key) => {
-                        // The caller is gone, and some stores answer a second cancel as if nothing were held.
-                        let held = Held { session: key.0, lock: acquire.wants[0].lock.clone(), token };
-                        drop(self.backend.release(connection, &held, Some(&grant)).await);
-                    }
-                    Ok(CancelReply::Granted(token, grant)) => {
-                        self.client.settle(key, Ok(token));
-                        // What the cancel has found replaces what is known of any grant.
-                        self.client.add_grant(key.0, token, grant);
-                    }
+                    Ok(CancelReply::Gone) => self.client.settle(key, Err(failure.undone())),
+                    Ok(CancelReply::Granted(token, grant)) => self.found_by_cancel(key, acquire, token, grant),
                     Err(_) => self.client.settle(key, Err(failure.possibly_applied())),
                 };
             }
@@ -228,6 +225,41 @@ impl<B: Backend> Shared<B> {
             if !self.client.is_waiting(key) {
                 return;
             }
+        }
+    }
+
+    /// Delivers a grant that the cancel of a failed acquire has found. Releases it if its caller is gone.
+    fn found_by_cancel(self: &Rc<Self>, key: WaitKey, acquire: &Acquire, token: Token, grant: B::GrantExtra) {
+        let (session, number) = key;
+        let is_waiting = self.client.is_waiting(key);
+        if !is_waiting && !self.client.tokens(session).contains(&token) {
+            let held = Held { session, lock: acquire.wants[0].lock.clone(), token };
+            spawn_local(self.clone().release_orphan(held, grant));
+            return;
+        }
+        if is_waiting {
+            self.client.settle(key, Ok(token));
+            // What the cancel has found replaces what is known of any grant.
+            self.client.add_grant(session, token, grant);
+        }
+        // Otherwise a push or a poll has settled the wait meanwhile, and a guard may have the grant.
+        self.client.note_found(session, number, token);
+    }
+
+    /// Releases a grant whose caller is gone, until the store has done so or its session is over. The keeper does not know of the
+    /// grant: some stores answer a second cancel as if nothing were held.
+    async fn release_orphan(self: Rc<Self>, held: Held, grant: B::GrantExtra) {
+        while self.client.ttl(held.session).is_some() {
+            let released = match self.connection().await {
+                Ok(connection) => self.backend.release(&connection, &held, Some(&grant)).await,
+                Err(failure) => Err(failure),
+            };
+            match released {
+                Ok(()) | Err(Failure::Refused(_)) => return,
+                Err(Failure::SessionEnded) => return self.client.session_ended(held.session, SessionEnd::Expired),
+                Err(failure) => tracing::debug!(lock = held.lock.as_str(), error = %failure, "retrying the release"),
+            }
+            sleep(jittered(REPEAT_PAUSE)).await;
         }
     }
 
@@ -326,6 +358,9 @@ impl<B: Backend> Engine for Remote<B> {
     }
 
     async fn cancel(&self, session: SessionId, number: RequestNo) -> Result<Cancelled, Failure> {
+        if let Some(token) = self.shared.client.found(session, number) {
+            return Ok(Cancelled::WasGranted { token });
+        }
         let connection = self.shared.connection().await?;
         match self.shared.backend.cancel(&connection, (session, number)).await {
             Ok(CancelReply::Granted(token, grant)) => {
@@ -347,6 +382,9 @@ impl<B: Backend> Engine for Remote<B> {
                 shared.backend.release(connection, &held, grant.as_ref()).await
             })
             .await;
+        if let Ok(()) | Err(Failure::Refused(_)) = reply {
+            shared.client.forget_found(session, token);
+        }
         match reply {
             Ok(()) => Ok(Released::Now),
             Err(Failure::Refused(Refusal::NotHeld { .. })) if may_have_happened => Ok(Released::Repeated),

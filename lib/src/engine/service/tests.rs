@@ -19,7 +19,7 @@ use super::wire::{self, Command};
 use super::{Config, Service, ServiceBackend};
 use crate::Options;
 use crate::engine::remote::{ClientState, Peer, SecurityError};
-use crate::engine::{Acquired, Engine, Failure, Opened, Released, Watched};
+use crate::engine::{Acquired, Cancelled, Engine, Failure, Opened, Released, Watched};
 
 fn connection() -> Connection {
     Connection::new(Peer::new("the service", "host:1".to_owned()), Rc::default())
@@ -214,6 +214,10 @@ impl NodeConnection {
 
     async fn answer(&mut self, expected: &str, reply: &str) {
         self.receive(expected).await;
+        self.send(reply).await;
+    }
+
+    async fn send(&mut self, reply: &str) {
         self.stream.write_all(reply.as_bytes()).await.expect("an open stream");
     }
 
@@ -411,6 +415,102 @@ async fn a_wait_outlasts_a_node_that_refuses_the_client_while_the_others_are_awa
         });
         let token = Token::new(5).expect("not 0");
         assert_eq!(outcome.expect("it still waits"), Acquired::Granted { token });
+    })
+    .await;
+}
+
+/// A push has granted it while the reply to the cancel was on its way.
+#[tokio::test]
+async fn a_grant_that_a_push_has_delivered_is_not_released_when_a_cancel_finds_it_too() {
+    on_the_keepers_thread(async {
+        let node = Node::new().await;
+        let (service, _session, mut connection) = open_session(&[&node]).await;
+        let (outcome, mut connection) = tokio::join!(service.acquire(acquire(Patience::Wait)), async {
+            connection.receive("LOCK ACQUIRE lock").await;
+            drop(connection);
+            let mut connection = node.attach().await;
+            connection.answer("LOCK ACQUIRE lock", "-DENIED the right was withdrawn\r\n").await;
+            connection.answer("LOCK CANCEL SESSION 7 REQ 1", ">4\r\n+granted\r\n:7\r\n:1\r\n:5\r\n:5\r\n").await;
+            connection
+        });
+        let token = Token::new(5).expect("not 0");
+        assert_eq!(outcome.expect("it was granted"), Acquired::Granted { token });
+        // No release comes first.
+        let (kept, ()) =
+            tokio::join!(service.keep_alive(session()), connection.answer("SESSION KEEPALIVE 7", "*1\r\n:60000\r\n"));
+        kept.expect("the session is open");
+    })
+    .await;
+}
+
+/// The caller is gone, and the keeper's cancel came before the grant. The store has forgotten the request.
+#[tokio::test]
+async fn a_grant_without_a_caller_is_released_until_the_service_has_done_so() {
+    on_the_keepers_thread(async {
+        let node = Node::new().await;
+        let (service, _session, mut connection) = open_session(&[&node]).await;
+        let mut acquiring = Box::pin(service.acquire(acquire(Patience::Wait)));
+        let received = async { connection.receive("LOCK ACQUIRE lock").await };
+        tokio::select! {
+            outcome = &mut acquiring => panic!("{outcome:?}"),
+            () = received => {}
+        }
+        drop(connection);
+        let mut connection = node.attach().await;
+        connection.receive("LOCK ACQUIRE lock").await;
+        drop(acquiring);
+        connection.send("-DENIED the right was withdrawn\r\n").await;
+        connection.answer("LOCK CANCEL SESSION 7 REQ 1", ":5\r\n").await;
+        connection.answer("LOCK RELEASE lock 5", "-LIMIT too many requests\r\n").await;
+        connection.receive("LOCK RELEASE lock 5").await;
+        drop(connection);
+        let mut connection = node.attach().await;
+        connection.answer("LOCK RELEASE lock 5", "+OK\r\n").await;
+        let (kept, ()) =
+            tokio::join!(service.keep_alive(session()), connection.answer("SESSION KEEPALIVE 7", "*1\r\n:60000\r\n"));
+        kept.expect("the session is open");
+    })
+    .await;
+}
+
+/// A store that answers a second cancel as if nothing were held would keep the lock until the session ends.
+#[tokio::test]
+async fn a_grant_that_a_cancel_has_found_is_found_again_when_its_caller_goes_away_before_it_has_the_grant() {
+    on_the_keepers_thread(async {
+        let node = Node::new().await;
+        let (service, _session, mut connection) = open_session(&[&node]).await;
+        let mut acquiring = Box::pin(service.acquire(acquire(Patience::Wait)));
+        let received = async { connection.receive("LOCK ACQUIRE lock").await };
+        tokio::select! {
+            outcome = &mut acquiring => panic!("{outcome:?}"),
+            () = received => {}
+        }
+        drop(connection);
+        let mut connection = node.attach().await;
+        connection.answer("LOCK ACQUIRE lock", "-DENIED the right was withdrawn\r\n").await;
+        connection.answer("LOCK CANCEL SESSION 7 REQ 1", ":5\r\n").await;
+        // The caller is not polled any more. The reply to a keep-alive comes after that to the cancel.
+        let (kept, ()) =
+            tokio::join!(service.keep_alive(session()), connection.answer("SESSION KEEPALIVE 7", "*1\r\n:60000\r\n"));
+        kept.expect("the session is open");
+        tokio::task::yield_now().await;
+        drop(acquiring);
+        let token = Token::new(5).expect("not 0");
+        let number = RequestNo::new(1).expect("not 0");
+        let answering = async {
+            connection.answer("LOCK CANCEL SESSION 7 REQ 1", "_\r\n").await;
+            std::future::pending::<()>().await;
+        };
+        let cancelled = tokio::select! {
+            cancelled = service.cancel(session(), number) => cancelled,
+            () = answering => unreachable!("it does not end"),
+        };
+        assert_eq!(cancelled.expect("an answer"), Cancelled::WasGranted { token });
+        let (released, ()) = tokio::join!(
+            service.release(session(), lock(), token),
+            connection.answer("LOCK RELEASE lock 5", "+OK\r\n")
+        );
+        assert_eq!(released.expect("it is held"), Released::Now);
     })
     .await;
 }
