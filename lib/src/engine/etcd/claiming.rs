@@ -176,10 +176,11 @@ impl Shared {
         }
     }
 
-    /// Deletes a claim that was not granted.
-    async fn withdraw(&self, connection: &Connection, keys: &[String]) -> Result<(), CallError> {
+    /// Deletes a claim that was not granted. If that fails, the claim may stay, and the keeper cancels the acquire.
+    async fn withdraw(&self, connection: &Connection, keys: &[String]) -> Result<(), Failure> {
         let delete: Vec<_> = keys.iter().map(|key| TxnOp::delete(key.as_str(), None)).collect();
-        connection.txn(Txn::new().and_then(delete)).await.map(drop)
+        let deleted = connection.txn(Txn::new().and_then(delete)).await.map(drop);
+        deleted.map_err(|error| Failure::from(error).possibly_applied())
     }
 
     /// Deletes the claims of these lists that have no lease: no session keeps them alive, and none releases them. Another program
@@ -289,8 +290,11 @@ impl Shared {
             _ => self.create(connection, acquire, number, Condition::None).await?,
         };
         let (Created::Stands(mut lists, mut revision) | Created::Not(mut lists, mut revision)) = created;
-        if self.delete_abandoned(connection, &lists).await? {
-            (lists, revision) = self.read_claims_ahead(connection, acquire, number).await?;
+        // From here on the claim stands, so no failure may say that nothing has changed.
+        let is_one_deleted = self.delete_abandoned(connection, &lists).await;
+        if is_one_deleted.map_err(|error| Failure::from(error).possibly_applied())? {
+            let read = self.read_claims_ahead(connection, acquire, number).await;
+            (lists, revision) = read.map_err(Failure::possibly_applied)?;
         }
         let checked = queue::check(&self.keys, self.offset.get().offset, acquire, number, &lists);
         if let (CheckKind::Yes, Err(failure)) = (check, checked) {
@@ -298,7 +302,8 @@ impl Shared {
             return Err(failure);
         }
         let standing = self.standing(session, number, &acquire.wants, &lists);
-        Ok((self.mark(connection, acquire, number, standing).await?, revision))
+        let marked = self.mark(connection, acquire, number, standing).await;
+        Ok((marked.map_err(Failure::possibly_applied)?, revision))
     }
 
     /// Marks a claim for several locks that are all available.
@@ -366,7 +371,8 @@ impl Shared {
                 Err(_) if connection.is_broken() => return,
                 Err(Failure::SessionEnded) => return self.client.session_ended(key.0, SessionEnd::Expired),
                 Err(failure) if failure.is_retryable() => sleep(jittered(RETRY_PAUSE)).await,
-                Err(failure) => return self.client.settle(key, Err(failure)),
+                // The claim stands. The keeper cancels the acquire.
+                Err(failure) => return self.client.settle(key, Err(failure.possibly_applied())),
             }
         }
     }

@@ -3,17 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use etcd_client::{Event, EventType, KeyValue, WatchOptions};
 use palisade_core::{Ending, Force, LockName, SessionEnd, SessionId, Token};
 use tokio::task::spawn_local;
+use tokio::time::sleep;
 
 use super::backend::Shared;
 use super::connection::{Connection, Watch};
 use super::wire::{self, Claim, Claims, Key, SessionBody};
 use crate::engine::claims::call_error::CallError;
 use crate::engine::claims::{ClaimView, changes};
-use crate::engine::remote::RemoteConnection;
+use crate::engine::remote::{ConnectError, RemoteConnection, jittered};
+
+/// The pause before the locks are read again after an error.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// The claims of all locks, followed from revision to revision.
 pub(super) struct Observer {
@@ -58,7 +63,12 @@ impl Observer {
                         self.shared.client.note_missed_events();
                         (self, watch) = again;
                     }
-                    Err(_) => return,
+                    Err(_) if connection.is_broken() => return,
+                    // The next connection would fail in the same way, such as without the right to read.
+                    Err(error) => {
+                        tracing::debug!(error = %ConnectError::from(error), "retrying to observe the locks");
+                        sleep(jittered(RETRY_PAUSE)).await;
+                    }
                 },
             }
             if !self.shared.client.watchers.borrow().is_watching() {

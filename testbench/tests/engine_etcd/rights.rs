@@ -1,0 +1,115 @@
+//! Rights to the keys that an operator takes away while a client uses them.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use palisade::engine::Watched;
+use palisade::{Options, Palisade};
+use palisade_testbench::bounded::within;
+use palisade_testbench::proxy::Towards;
+use tokio::time::timeout;
+
+use crate::fixture::{Fixture, LONG_TTL, alone, check, take, taking, until_idle, until_queued};
+
+const ROOT: &str = "--user=root:xyzzy";
+
+/// Starts an etcd that lets two users in, `app` and `other`. Both may use the same keys.
+fn guarded() -> Fixture {
+    let fixture = alone();
+    let ctl = |words: &str| fixture.etcd().ctl(&words.split(' ').collect::<Vec<_>>());
+    ctl("user add root:xyzzy");
+    ctl("user grant-role root root");
+    for user in ["app", "other"] {
+        ctl(&format!("role add {user}"));
+        ctl(&format!("role grant-permission {user} --prefix=true readwrite palisade/"));
+        ctl(&format!("user add {user}:secret"));
+        ctl(&format!("user grant-role {user} {user}"));
+    }
+    ctl("auth enable");
+    fixture
+}
+
+fn deny(fixture: &Fixture, user: &str) {
+    fixture.etcd().ctl(&[ROOT, "role", "revoke-permission", user, "--prefix=true", "palisade/"]);
+}
+
+fn allow(fixture: &Fixture, user: &str) {
+    fixture.etcd().ctl(&[ROOT, "role", "grant-permission", user, "--prefix=true", "readwrite", "palisade/"]);
+}
+
+async fn client(user: &str, address: SocketAddr) -> Palisade {
+    let url = format!("etcd://{user}:secret@{address}");
+    Options::new().label(user).ttl(LONG_TTL).connect(&url).await.expect("a client")
+}
+
+/// Otherwise its claim would be granted later, to nobody.
+#[test]
+fn a_waiter_that_is_denied_leaves_the_queue() {
+    check(async {
+        let fixture = guarded();
+        let (alice, bob) = (client("app", fixture.address).await, client("other", fixture.address).await);
+        let held = take(&bob, "lock").await;
+        let waiting = taking(&alice, "lock");
+        until_queued(&bob, "lock", 1).await;
+        deny(&fixture, "app");
+        held.release().await.expect("it is held");
+        let error = within("the wait ends", waiting).await.expect("no panic").expect_err("it has no right");
+        assert!(error.may_have_taken_effect() && !error.is_retryable(), "{error}");
+        assert!(error.to_string().contains("does not let this client in"), "{error}");
+        allow(&fixture, "app");
+        until_idle(&bob, "lock").await;
+        assert!(bob.lock("lock").try_acquire().await.expect("an answer").is_some());
+    });
+}
+
+/// A compaction ends the watch of a client that lags behind. The client may not read the locks then.
+#[test]
+fn a_watch_whose_events_were_compacted_goes_on_when_the_locks_can_be_read_again() {
+    check(async {
+        let fixture = guarded();
+        let (alice, bob) = (client("app", fixture.proxy.address).await, client("other", fixture.address).await);
+        let mut watch = alice.watch("").await.expect("a watch");
+        take(&bob, "lock").await.release().await.expect("it is held");
+        within("the watch has begun", watch.next()).await.expect("an event");
+        let connections = fixture.proxy.accepted();
+        lag_behind(&fixture, &bob).await;
+        let revision = fixture.etcd().ctl(&[ROOT, "get", "none", "--write-out", "fields"]);
+        let revision = revision.lines().find_map(|line| line.strip_prefix("\"Revision\" : ")).expect("a revision");
+        fixture.etcd().ctl(&[ROOT, "compact", revision]);
+        deny(&fixture, "app");
+        fixture.proxy.pass();
+        // The events before the compaction come first.
+        let seen = async {
+            while let Ok(next) = timeout(Duration::from_secs(2), watch.next()).await {
+                assert!(matches!(next, Some(Watched::Event(_))), "{next:?}");
+            }
+        };
+        within("the events before the compaction", seen).await;
+        allow(&fixture, "app");
+        loop {
+            match within("the watch goes on", watch.next()).await {
+                Some(Watched::Missed) => break,
+                Some(Watched::Event(_)) => {}
+                None => panic!("the watch has ended"),
+            }
+        }
+        assert_eq!(fixture.proxy.accepted(), connections, "another connection would have read the locks again");
+        take(&bob, "another").await.release().await.expect("it is held");
+        assert!(matches!(within("an event", watch.next()).await, Some(Watched::Event(_))));
+    });
+}
+
+/// Makes more changes than etcd and the connections of the proxy hold for a client.
+async fn lag_behind(fixture: &Fixture, bob: &Palisade) {
+    fixture.proxy.hold_all(Towards::Client);
+    let leader = bob.election("boss").campaign("first").await.expect("a leader");
+    // The receive window of an HTTP/2 stream has 2 MiB, and etcd keeps 128 responses of a stream.
+    let large = "x".repeat(100 << 10);
+    for _ in 0..30 {
+        fixture.etcd().ctl(&[ROOT, "put", "palisade/another program's", &large]);
+    }
+    for _ in 0..400 {
+        leader.publish("another").await.expect("published");
+    }
+    leader.release().await.expect("it is held");
+}
