@@ -380,8 +380,8 @@ impl<C, R> Replica<C, R> {
         !self.pending_reads.is_empty() && self.may_confirm_reads()
     }
 
-    /// Returns whether the members that vote can confirm that this one leads. The consensus library asks nobody if there is only one,
-    /// and that one may be another member: this one leads without a vote until the other leads.
+    /// Returns whether the members that vote can confirm that this one leads. If only one member votes, the consensus library asks no
+    /// other, although the one may be another: this one leads without a vote until that one leads.
     fn may_confirm_reads(&self) -> bool {
         let is_alone_among_others = self.node.raft.prs().is_singleton() && !self.node.raft.promotable();
         self.is_leader && !is_alone_among_others

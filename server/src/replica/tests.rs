@@ -355,7 +355,7 @@ fn a_snapshot_that_is_ignored_does_not_replace_the_one_before_it() {
     }
 }
 
-/// The consensus library asks nobody if only one member votes, and does not look which one that is.
+/// The consensus library asks no member if only one of them votes, and does not look which one that is.
 #[test]
 fn a_leader_without_a_vote_confirms_no_reads_alone() {
     let founders = Membership { voters: vec![1, 2], ..Membership::default() };

@@ -132,7 +132,7 @@ fn an_acquire_that_fails_while_its_claim_stands_is_undone_later() {
     });
 }
 
-/// Otherwise its claim would be granted later, to nobody.
+/// Otherwise its claim would be granted later, although no caller waits for it.
 #[test]
 fn a_waiter_that_is_denied_leaves_the_queue() {
     check(async {

@@ -42,7 +42,7 @@ async fn client(user: &str, address: SocketAddr) -> Palisade {
     Options::new().label(user).ttl(LONG_TTL).connect(&url).await.expect("a client")
 }
 
-/// Otherwise its claim would be granted later, to nobody.
+/// Otherwise its claim would be granted later, although no caller waits for it.
 #[test]
 fn a_waiter_that_is_denied_leaves_the_queue() {
     check(async {

@@ -32,7 +32,7 @@ fn an_acquire_that_fails_while_its_claim_stands_is_undone_later() {
     });
 }
 
-/// Otherwise its claim would be granted later, to nobody.
+/// Otherwise its claim would be granted later, although no caller waits for it.
 #[test]
 fn a_waiter_that_is_denied_leaves_the_queue() {
     check(async {
@@ -53,7 +53,8 @@ fn a_waiter_that_is_denied_leaves_the_queue() {
     });
 }
 
-/// Another program has deleted the claim at one of several locks. The claims at the others would be granted later, to nobody.
+/// Another program has deleted the claim at one of several locks. The claims at the others would be granted later, although
+/// no caller waits for them.
 #[test]
 fn a_waiter_for_several_locks_that_has_lost_one_claim_leaves_all_queues() {
     check(async {
