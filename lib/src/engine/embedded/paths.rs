@@ -187,7 +187,11 @@ fn check_access(path: &Path) -> Result<(), StoreError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(StoreError::io("inspect", path, error)),
     };
-    rustix::fs::access(path, wanted).map_err(|error| StoreError::io("open", path, error.into()))
+    match rustix::fs::access(path, wanted) {
+        // The last user of the database has removed it meanwhile: SQLite does so with its files.
+        Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+        Err(error) => Err(StoreError::io("open", path, error.into())),
+    }
 }
 
 /// Returns the file that all users of the host share, if root has created its directory; otherwise the user's private
@@ -290,6 +294,8 @@ fn clock_offset() -> String {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -314,5 +320,23 @@ mod tests {
         let is = |path: &str| is_mount_point(mounts, Path::new(path));
         assert!(is("/srv/my locks.db") && is("/"));
         assert!(!is("/srv/my") && !is("/srv") && !is("/srv/my locks.db-wal"));
+    }
+
+    /// SQLite removes its files when the last user closes the database, also while another process connects.
+    #[test]
+    fn a_file_that_is_removed_while_it_is_checked_is_as_one_that_is_not_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("locks.db-wal");
+        let is_checked = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_checked.load(Ordering::Relaxed) {
+                    fs::write(&path, "").and_then(|()| fs::remove_file(&path)).unwrap();
+                }
+            });
+            let checked = (0..100_000).find_map(|_| check_access(&path).err());
+            is_checked.store(true, Ordering::Relaxed);
+            assert!(checked.is_none(), "{checked:?}");
+        });
     }
 }
