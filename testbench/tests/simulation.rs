@@ -32,9 +32,10 @@ fn lines<'a>(lines: impl Iterator<Item = &'a str>) -> String {
 /// Seeds that have found a fault late in their run.
 #[test]
 fn faults_that_were_found_late_do_not_come_back() {
-    let seed = 7228;
-    let outcome = run(&Plan::of_seed(seed), false);
-    assert_eq!(outcome.failure, None, "seed {seed}:\n{}", lines(outcome.trace.last_lines(60)));
+    for seed in [7228, 10374] {
+        let outcome = run(&Plan::of_seed(seed), false);
+        assert_eq!(outcome.failure, None, "seed {seed}:\n{}", lines(outcome.trace.last_lines(60)));
+    }
 }
 
 #[test]

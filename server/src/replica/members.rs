@@ -91,6 +91,15 @@ impl<C, R> Replica<C, R> {
         }
     }
 
+    /// Appends an empty entry after a change of the members. The write of this entry also says that the change is committed: a majority
+    /// that has it starts again with the new members. With the old ones it may be too few, if one of them has lost its disk since.
+    pub(super) fn record_change(&mut self) {
+        if self.is_change_unrecorded && self.is_leader && !self.membership().is_joint() {
+            // A leader that hands over appends nothing.
+            self.is_change_unrecorded = self.node.propose(Vec::new(), Vec::new()).is_err();
+        }
+    }
+
     fn propose_change(&mut self, change: ConfChangeV2) -> bool {
         if self.node.raft.state != StateRole::Leader || self.node.raft.has_pending_conf() {
             return false;
@@ -109,6 +118,7 @@ impl<C, R> Replica<C, R> {
         let added = postcard::from_bytes(&change.context).unwrap_or_default();
         self.node.mut_store().set_members(&state, added);
         self.members_changed = true;
+        self.is_change_unrecorded = self.node.raft.state == StateRole::Leader;
         // The others learn at once who votes now: without this leader they could not decide anything before they do.
         self.node.ping();
     }

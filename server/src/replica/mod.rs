@@ -159,6 +159,8 @@ pub struct Replica<C, R> {
     /// The write after which the last installed snapshot counts as applied.
     installing: Option<u64>,
     members_changed: bool,
+    /// Whether this member has applied a change of the members as the leader, and has not recorded it since.
+    is_change_unrecorded: bool,
     /// Bytes of applied entries that are not in a snapshot.
     applied_bytes: usize,
     /// The bytes of the snapshot that is being made, which were counted before.
@@ -229,6 +231,7 @@ impl<C, R> Replica<C, R> {
             received: None,
             installing: None,
             members_changed: true,
+            is_change_unrecorded: false,
             applied_bytes: 0,
             compacting_bytes: None,
             failed_bytes: 0,
@@ -499,6 +502,7 @@ impl<C, R> Replica<C, R> {
             self.note_leadership(&mut outputs);
             self.confirm_reads();
             self.leave_joint();
+            self.record_change();
             if !self.node.has_ready() {
                 break;
             }
@@ -533,7 +537,8 @@ impl<C, R> Replica<C, R> {
         let committed = ready.take_committed_entries();
         let entries = ready.take_entries();
         self.node.mut_store().append(&entries);
-        // A new commit index alone waits for the next write: a restarted member learns it from the leader again.
+        // A new commit index alone waits for the next write: a restarted member learns it from the leader again. For a change of the
+        // members, the leader sees to that write.
         if ready.must_sync() {
             let records: Vec<_> = entries.iter().map(tail::record).collect();
             let write = Write { hard_state: self.node.store().hard_state(), records };

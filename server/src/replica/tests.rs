@@ -201,12 +201,22 @@ fn a_member_without_a_vote_does_not_campaign() {
 
 /// Exchanges messages between members until there are none left. Every write is durable at once.
 fn exchange(members: &mut [Replica<u32, u32>]) {
+    let mut disks: Vec<_> = members.iter().map(|_| Recovered::default()).collect();
+    exchange_on(members, &mut disks);
+}
+
+/// The same, and keeps what they write.
+fn exchange_on(members: &mut [Replica<u32, u32>], disks: &mut [Recovered]) {
     loop {
         let (mut messages, mut is_idle) = (Vec::new(), true);
-        for member in members.iter_mut() {
+        for (member, disk) in members.iter_mut().zip(disks.iter_mut()) {
             let outputs = member.outputs();
             is_idle &= outputs.persist.is_empty();
-            outputs.persist.iter().for_each(|(number, _)| member.persisted(*number));
+            for (number, write) in outputs.persist {
+                disk.hard_state = write.hard_state;
+                disk.records.extend(write.records);
+                member.persisted(number);
+            }
             messages.extend(outputs.messages);
         }
         if messages.is_empty() && is_idle {
@@ -362,22 +372,24 @@ fn a_leader_without_a_vote_confirms_no_reads_alone() {
     let recovered = Recovered::default();
     let mut members: Vec<_> = (1..=2).map(|id| Replica::new(id, &founders, 7, &recovered).unwrap()).collect();
     members[1].campaign();
-    // Member 2 leads, takes the vote of member 1, and is restarted before that one learns that the change is committed.
+    // Member 2 leads, takes the vote of member 1, and is restarted before either has written down that the change is committed.
     let (mut written, mut has_begun) = (Recovered::default(), false);
-    while members[1].membership().voters != [2] || members[1].membership().is_joint() {
+    loop {
         if members[1].is_leader() && !has_begun {
             let change = MembershipChange { learners: vec![1], ..MembershipChange::default() };
             has_begun = members[1].change_members(&change);
         }
         let (own, other) = (members[1].outputs(), members[0].outputs());
+        if !members[1].membership().is_joint() && members[1].membership().voters == [2] {
+            break;
+        }
         for (number, write) in own.persist {
             written.hard_state = write.hard_state;
             written.records.extend(write.records);
             members[1].persisted(number);
         }
         other.persist.iter().for_each(|(number, _)| members[0].persisted(*number));
-        let is_over = !members[1].membership().is_joint() && members[1].membership().voters == [2];
-        own.messages.into_iter().filter(|_| !is_over).for_each(|message| members[0].receive(message).unwrap());
+        own.messages.into_iter().for_each(|message| members[0].receive(message).unwrap());
         other.messages.into_iter().for_each(|message| members[1].receive(message).unwrap());
     }
     members[1] = Replica::new(2, &founders, 7, &written).unwrap();
@@ -388,4 +400,27 @@ fn a_leader_without_a_vote_confirms_no_reads_alone() {
     assert!(members[0].outputs().reads.is_empty());
     // Nor does it try again and again.
     assert!(!members[0].has_new_reads());
+}
+
+/// The members are idle after the change. Then all are restarted, and one of the first has lost its disk.
+#[test]
+fn members_know_who_votes_after_a_restart() {
+    let founders = Membership { voters: vec![1, 2], ..Membership::default() };
+    let mut disks = [(); 3].map(|()| Recovered::default());
+    let mut members: Vec<_> =
+        (1..=3).map(|id| Replica::new(id, &founders, 7, &Recovered::default()).unwrap()).collect();
+    members[0].campaign();
+    exchange_on(&mut members, &mut disks);
+    for change in [
+        MembershipChange { learners: vec![3], ..MembershipChange::default() },
+        MembershipChange { voters: vec![3], ..MembershipChange::default() },
+    ] {
+        assert!(members[0].change_members(&change));
+        exchange_on(&mut members, &mut disks);
+    }
+    for id in [2, 3] {
+        let mut restarted: Replica<u32, u32> = Replica::new(id, &founders, 7, &disks[id as usize - 1]).unwrap();
+        drop(restarted.outputs());
+        assert_eq!(restarted.membership().voters, [1, 2, 3], "member {id}");
+    }
 }

@@ -20,6 +20,8 @@ pub(super) enum Damage {
     /// An older copy of another machine's disk is put there, and the node is started as that machine's.
     OtherMachine,
     Lost,
+    /// It is lost in a power cut of all machines.
+    LostInPowerCut,
 }
 
 impl World {
@@ -311,13 +313,21 @@ impl World {
         }
     }
 
-    /// The leader has given others a vote: sometimes they and the leader are cut off before the rest learns it.
+    /// The leader has given others a vote: sometimes they and the leader are cut off before the rest learns it, or a power cut takes the
+    /// disk of a member.
     pub(super) fn voters_added(&mut self, leader: usize, mut side: Vec<u64>) {
-        if side.is_empty() || self.are_faults_over.get() || self.faults >= self.plan.faults || self.rng.below(2) == 0
-        {
+        if side.is_empty() || self.are_faults_over.get() || self.faults >= self.plan.faults {
             return;
         }
-        self.faults += 1;
+        match self.rng.below(4) {
+            0 => return,
+            1 => {
+                self.faults += 1;
+                let host = (leader + 1 + self.rng.below(self.hosts.len())) % self.hosts.len();
+                return self.damage(host, Damage::LostInPowerCut, self.now + Duration::from_millis(300));
+            }
+            _ => self.faults += 1,
+        }
         self.count("fault: cut while members get their votes");
         side.push(self.hosts[leader].id);
         let rest: Vec<_> = self.hosts.iter().map(|machine| machine.id).filter(|id| !side.contains(id)).collect();
@@ -619,7 +629,11 @@ impl World {
             return;
         }
         if !self.is_dispensable(host) {
-            let again = Duration::from_millis(20) + self.random_time(Duration::from_millis(200));
+            let again = match how {
+                // The next write of a client is not far.
+                Damage::LostInPowerCut => Duration::from_micros(100) + self.random_time(Duration::from_millis(1)),
+                _ => Duration::from_millis(20) + self.random_time(Duration::from_millis(200)),
+            };
             return self.schedule_in(again, WorldEvent::Damage { host, how, until });
         }
         match how {
@@ -627,6 +641,7 @@ impl World {
             Damage::OlderCopy => self.put_back_older_copy(host),
             Damage::OtherMachine => self.copy_from_other_machine(host),
             Damage::Lost => self.lose_disk(host),
+            Damage::LostInPowerCut => self.lose_disk_in_power_cut(host),
         }
     }
 
@@ -670,6 +685,14 @@ impl World {
         self.count("fault: disk lost");
         self.note(format_args!("node {} loses its disk", self.hosts[host].id));
         self.empty(host);
+    }
+
+    fn lose_disk_in_power_cut(&mut self, host: usize) {
+        self.count("fault: disk lost in a power cut of all nodes");
+        for other in (0..self.hosts.len()).filter(|other| *other != host) {
+            self.cut_power(other, "fault: power cut of all nodes");
+        }
+        self.lose_disk(host);
     }
 
     /// Restarts a machine with another disk, which may lack what its member has promised. Returns whether its node runs.

@@ -87,6 +87,7 @@ pub const EXPECTED: &[&str] = &[
     "fault: flush failed",
     "fault: bit flipped",
     "fault: disk lost",
+    "fault: disk lost in a power cut of all nodes",
     "fault: older copy of a disk",
     "fault: older copy of another machine's disk",
     "fault: clock of a node at another rate",
