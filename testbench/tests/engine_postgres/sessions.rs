@@ -403,9 +403,14 @@ fn a_wait_whose_call_was_cancelled_leaves_the_queue_soon() {
     check(async {
         let (store, caller) = (fixture.store().await, fixture.store().await);
         let token: i64 = ask(&store, "SELECT token FROM palisade.acquire('lock', '60s')").await;
-        caller.batch_execute("SET statement_timeout = '300ms'").await.expect("a setting");
-        let call = "CALL palisade.acquire_within('lock', '20s', ttl => '600s')";
-        let cancelled = caller.batch_execute(call).await.expect_err("it is cancelled");
+        let call = caller.batch_execute("CALL palisade.acquire_within('lock', '20s', ttl => '600s')");
+        let cancel = async {
+            let waits = "SELECT EXISTS (SELECT FROM palisade.session WHERE ttl_ms = 600000)";
+            until("it waits", async || ask(&store, waits).await).await;
+            caller.cancel_token().cancel_query(tokio_postgres::NoTls).await.expect("it is told");
+        };
+        let (cancelled, ()) = tokio::join!(call, cancel);
+        let cancelled = cancelled.expect_err("it is cancelled");
         assert_eq!(cancelled.code().map(tokio_postgres::error::SqlState::code), Some("57014"));
         let left = "SELECT extract(epoch FROM max(deadline) - palisade.now())::float8 FROM palisade.session WHERE ttl_ms = 600000";
         let left: f64 = ask(&store, left).await;
