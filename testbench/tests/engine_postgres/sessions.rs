@@ -407,6 +407,8 @@ fn a_wait_whose_call_was_cancelled_leaves_the_queue_soon() {
         let cancel = async {
             let waits = "SELECT EXISTS (SELECT FROM palisade.session WHERE ttl_ms = 600000)";
             until("it waits", async || ask(&store, waits).await).await;
+            // It is cancelled while it waits, and not as it begins.
+            tokio::time::sleep(Duration::from_millis(300)).await;
             caller.cancel_token().cancel_query(tokio_postgres::NoTls).await.expect("it is told");
         };
         let (cancelled, ()) = tokio::join!(call, cancel);
