@@ -39,12 +39,14 @@ Examples:
 
 Exit codes:
   0   updates were lost without a fence, and none with the strict fence
-  1   inconclusive: without a fence no update was lost; try longer
+  1   inconclusive: no update was lost without a fence, or no writer was overtaken; try longer
   2   an update was lost despite the strict fence: please report it
   64  misuse
   69  the engine or the resource cannot be used
   74  reading or writing failed
-  128+N  ended by signal N";
+  128+N  ended by signal N
+
+Experiments ignore the configuration file, so that none runs among other locks by accident.";
 
 /// For `--help` of `pauses`.
 const PAUSES_EXAMPLES: &str = "\
@@ -93,7 +95,8 @@ Examples:
 It starts a cluster on this machine, and processes that increment two numbers under its locks: one without a fence, one \
 strictly fenced. Some of them are stopped (SIGSTOP) for longer than the TTL while they hold a lock. Meanwhile nodes are \
 killed, stopped and cut off from each other, their wall clocks jump, and their disks fill up. Each fault ends, and the next \
-one begins after the cluster has granted a lock again. Ctrl-C ends the run early and prints the report.
+one begins after the cluster has granted a lock again. Ctrl-C ends the run early and prints the report; the exit code is \
+then 130, or 2 if an update was lost despite the fence.
 
 Wall clocks need faketime (Debian: apt-get install faketime). --system etcd needs etcd, --system zookeeper Java and ZooKeeper.
 
@@ -139,6 +142,8 @@ struct ResourceArgs {
     /// Test data uses a fresh name, `palisade_proof_…`, and is deleted afterwards. In a database, the fence (`palisade
     /// fence`) and one mark per run remain. `http:` starts a test service. `http://…` uses your service, which must return
     /// on GET what was PUT, behind a fencing proxy. For `s3://BUCKET/PATH`, the AWS_… variables name endpoint and credentials.
+    /// In a folder, the empty file `.palisade-lock` remains. Without --url the locks are in a temporary file, whatever the
+    /// configuration file says.
     #[arg(long, value_name = "URL")]
     resource: Option<String>,
 }

@@ -35,6 +35,7 @@ pub(super) struct Options {
 struct Report {
     schema: u32,
     resource: String,
+    engine: String,
     #[serde(rename = "schemes")]
     results: Vec<Timeline>,
 }
@@ -53,7 +54,8 @@ struct Timeline {
 /// Runs the same schedule with each kind of fencing.
 pub(super) async fn run(options: &Options, global: &Global) -> Result<(), Failure> {
     let setup = options.resource.prepare(global).await?;
-    let mut report = Report { schema: SCHEMA, resource: String::new(), results: Vec::new() };
+    let engine = palisade::split_secret(&setup.engine).0;
+    let mut report = Report { schema: SCHEMA, resource: String::new(), engine, results: Vec::new() };
     let run_all = async {
         for fencing in Fencing::ALL {
             let name = unused_name();
@@ -88,11 +90,11 @@ async fn run_schedule(engine: &str, name: &str, store: &dyn Store, fencing: Fenc
     let (mut a, read_by_a) = timeline.begin("A", store, guard.token()?).await?;
     // The engine ends the session, as it does when a TTL expires.
     client_a.close().await?;
-    timeline.step("A is paused, and its lock expires".to_owned());
+    timeline.step("A's session is ended, as if A were paused for longer than its TTL".to_owned());
 
     let guard = client_b.lock(lock_name(name)).acquire().await?;
     let (mut b, read_by_b) = timeline.begin("B", store, guard.token()?).await?;
-    timeline.step("A wakes".to_owned());
+    timeline.step("A goes on, and knows nothing of it".to_owned());
     timeline.write("A", &mut a, read_by_a + 1).await?;
     timeline.write("B", &mut b, read_by_b + 1).await?;
     timeline.number = b.read().await?;
@@ -160,7 +162,7 @@ fn exit_code(results: &[Timeline]) -> u8 {
 
 fn as_text(report: &Report, out: &mut impl Write) -> io::Result<()> {
     let bold = Style::new().bold();
-    writeln!(out, "{}", plain(&report.resource))?;
+    writeln!(out, "{}, locks of {}", plain(&report.resource), plain(&report.engine))?;
     for timeline in &report.results {
         writeln!(out, "\n{bold}{}{bold:#}", timeline.fencing.name())?;
         for step in &timeline.steps {

@@ -67,6 +67,8 @@ pub(super) struct Gaps {
     /// The shortest time that counts.
     pub(super) over_ms: u64,
     pub(super) count: usize,
+    /// How long they are together.
+    pub(super) total_ms: u64,
     pub(super) longest_ms: u64,
     /// Of 100 times between one grant and the next, 99 are not longer.
     pub(super) p99_ms: u64,
@@ -191,6 +193,7 @@ impl Record {
         Gaps {
             over_ms,
             count: between.iter().filter(|ms| **ms > over_ms).count(),
+            total_ms: between.iter().filter(|ms| **ms > over_ms).sum(),
             longest_ms: between.last().copied().unwrap_or_default(),
             p99_ms: between.get(p99).copied().unwrap_or_default(),
         }
@@ -220,9 +223,9 @@ pub(super) mod tests {
     #[test]
     fn a_time_without_a_grant_is_a_gap() {
         let gaps = record().gaps();
-        assert_eq!((gaps.count, gaps.longest_ms, gaps.p99_ms), (1, 3000, 20));
+        assert_eq!((gaps.count, gaps.total_ms, gaps.longest_ms, gaps.p99_ms), (1, 3000, 3000, 20));
         let empty = Record::new(3).gaps();
-        assert_eq!((empty.count, empty.longest_ms, empty.p99_ms), (0, 0, 0));
+        assert_eq!((empty.count, empty.total_ms, empty.longest_ms, empty.p99_ms), (0, 0, 0, 0));
     }
 
     #[test]

@@ -96,14 +96,15 @@ pub(super) fn describe(plan: &Plan, outcome: &Outcome) -> String {
 /// Returns the grants, the gaps and the leaders in one line.
 pub(super) fn describe_service(outcome: &Outcome) -> String {
     let record = &outcome.record;
-    let Gaps { over_ms, count: gaps, longest_ms, p99_ms } = record.gaps();
+    let Gaps { over_ms, count: gaps, total_ms, longest_ms, p99_ms } = record.gaps();
     let (grants, leaders) = (record.grants.len() as u64, record.leaders.len() as u64);
     format!(
-        "{}, {}; {} without a grant for more than {}, the longest {}; p99 between two grants {}",
+        "{}, {}; {} without a grant for more than {}, {} in all, the longest {}; p99 between two grants {}",
         count(grants, "grant", "grants"),
         count(leaders, "leader", "leaders"),
         count(gaps as u64, "gap", "gaps"),
         time_ms(over_ms),
+        time_ms(total_ms),
         time_ms(longest_ms),
         time_ms(p99_ms),
     )
