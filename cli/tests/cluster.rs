@@ -362,6 +362,43 @@ fn the_first_founder_that_has_lost_its_directory_is_replaced() {
 }
 
 /// A node that begins would take such a log for its own, and vote with it.
+/// Its options name no other node, so that it could take itself for the first node of a new cluster.
+#[test]
+fn the_first_node_of_a_grown_service_that_has_lost_its_directory_is_replaced() {
+    let mut nodes = Nodes::three();
+    let before = nodes.token();
+    end(&mut nodes.nodes.get_mut("a").unwrap().child);
+    std::fs::remove_dir_all(nodes.sandbox.path().join("a")).unwrap();
+    nodes.start("a", &["--node", "a", "--cluster", "a=PEERS"]);
+    let said = nodes.until_said("a", "waits to be added");
+    assert!(said.contains("palisade cluster remove a"), "{said}");
+    assert!(nodes.token() > before);
+    let node = nodes.node("a");
+    nodes.done(&["remove", "a"]);
+    nodes.done(&["add", &node]);
+    nodes.until_said("a", "ready");
+    assert_eq!(nodes.roles()["a"], "follower");
+    assert!(nodes.token() > before + 1);
+}
+
+/// One of the nodes was started anew without its directory. It must not be taken for the cluster.
+#[test]
+fn commands_for_operators_pass_over_a_node_that_is_a_cluster_of_its_own() {
+    let mut nodes = Nodes::three();
+    nodes.start("alone", &["--node", "alone", "--cluster", "alone=PEERS"]);
+    nodes.until_said("alone", "ready");
+    let url = format!("palisade://{},{},{}", nodes.resp("alone"), nodes.resp("b"), nodes.resp("c"));
+    let file = nodes.sandbox.path().join("backup").display().to_string();
+    let status = nodes.sandbox.stdout(&["cluster", "--url", &url, "status", "--json"]);
+    let status: Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["members"].as_array().unwrap().len(), 3, "{status}");
+    nodes.sandbox.stdout(&["--url", &url, "acquire", "held", "--ttl", "5m"]);
+    assert_eq!(nodes.sandbox.run(&["cluster", "--url", &url, "backup", &file]).code, Some(0));
+    let restored = ["cluster", "restore", &file, "--data-dir", "new", "--node", "x=localhost:1"];
+    let said = nodes.sandbox.run(&restored).err;
+    assert!(said.contains("with 1 lock"), "{said}");
+}
+
 #[test]
 fn a_log_without_its_identity_is_no_empty_directory() {
     let mut nodes = Nodes::new();
@@ -544,6 +581,23 @@ fn a_node_whose_log_is_damaged_is_replaced() {
     assert_eq!(nodes.roles().values().filter(|role| *role == "follower").count(), 2);
 }
 
+/// Its log does not name the node that leads.
+#[test]
+fn a_node_that_was_down_follows_one_that_was_added_meanwhile() {
+    let mut nodes = Nodes::three();
+    end(&mut nodes.nodes.get_mut("c").unwrap().child);
+    nodes.join("d");
+    nodes.done(&["transfer", "d"]);
+    let before = nodes.token();
+    nodes.start("c", &[]);
+    nodes.until_said("c", "ready");
+    // Three of four decide. Without a, each of the others must answer d.
+    end(&mut nodes.nodes.get_mut("a").unwrap().child);
+    assert!(nodes.token() > before);
+    assert_eq!(nodes.leader(), "d");
+    assert_eq!(nodes.roles()["c"], "follower");
+}
+
 /// Clients take locks while nodes are added, removed, killed and restarted, and while leadership moves.
 #[test]
 fn changes_of_the_nodes_under_load_cost_no_grant() {
@@ -704,10 +758,10 @@ fn clients_of_a_cluster_refuse_a_service_of_its_own() {
     nodes.until_said("a", "ready");
     let refused = nodes.sandbox.run(&["--url", &url, "run", "--no-wait", "held", "--", "true"]);
     assert_eq!(refused.code, Some(75), "{}", refused.err);
-    // As a cluster of its own it is refused while the others answer.
+    // As a cluster of its own it is refused while the others answer. At its old address it would wait to be replaced.
     end(&mut nodes.nodes.get_mut("a").unwrap().child);
     std::fs::remove_dir_all(nodes.sandbox.path().join("a")).unwrap();
-    nodes.start("a", &["--node", "a", "--cluster", "a=PEERS"]);
+    nodes.start("a", &["--node", "a", "--cluster", &format!("a=localhost:{}", free_port())]);
     nodes.until_said("a", "ready");
     let refused = nodes.sandbox.run(&["--url", &url, "run", "--no-wait", "held", "--", "true"]);
     assert_eq!(refused.code, Some(75), "{}", refused.err);

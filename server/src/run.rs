@@ -269,7 +269,10 @@ impl<D: Disk> Service<D> {
                 self.server.disconnect_all();
             }
             if let Some(membership) = &output.membership {
-                self.peers.follow(membership);
+                self.peers.refuse_removed(&membership.removed);
+            }
+            if let Some(contacts) = &output.contacts {
+                self.peers.connect(contacts);
             }
             // The others write while this node does: the tasks that send the messages run before this thread waits for the disk.
             let has_messages = !output.peer_messages.is_empty();

@@ -306,7 +306,7 @@ fn a_member_with_an_older_build_can_be_removed() {
     (0..3).for_each(|_| pass_time(&mut world));
     world.node.add_member(2, member(2)).unwrap();
     pass_time(&mut world);
-    world.step(Input::Understands { member: 2, log: 1 });
+    world.step(Input::MemberConnected { id: 2, member: None, log: 1 });
     assert_eq!(world.node.add_member(3, member(3)), Err(ChangeRefused::OldMember("node2".to_owned())));
     assert_eq!(world.node.remove_member("node2"), Ok(2));
     pass_time(&mut world);

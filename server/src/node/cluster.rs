@@ -49,7 +49,9 @@ pub enum ChangeRefused {
     #[error("the change of the nodes before this one is not finished; try again in a moment")]
     Busy,
     /// A member has this name.
-    #[error("there is a node '{0}' already; remove it first (palisade cluster remove {0}), or choose another name")]
+    #[error(
+        "there is a node '{0}' already (palisade cluster status shows it). To replace it, remove it first: palisade cluster remove {0}"
+    )]
     NameTaken(String),
     /// A member has this address.
     #[error("node '{0}' has this address already")]
@@ -180,6 +182,16 @@ impl Node {
         }
     }
 
+    /// Notes what a member says of itself.
+    pub(super) fn member_connected(&mut self, id: u64, member: Option<Member>, log: u16) {
+        self.understood.insert(id, log);
+        if let Some(member) = member
+            && self.contacts.add(id, member, self.replica.membership())
+        {
+            self.output.contacts = Some(self.contacts.list(self.replica.membership()));
+        }
+    }
+
     /// Names this member, which was the only one of a service of one node.
     pub fn name_member(&mut self, member: Member) {
         self.name = Some(member);
@@ -197,7 +209,8 @@ impl Node {
         let membership = self.membership();
         let number = membership.number_of(name).ok_or_else(|| ChangeRefused::Unknown(name.to_owned()))?;
         let mut change = MembershipChange::default();
-        if membership.learners.contains(&number) {
+        // A leader that has lost its vote cannot remove itself: another member leads first.
+        if membership.learners.contains(&number) && number != self.replica.id() {
             change.removed.push(number);
         } else {
             if membership.is_only_voter(number) {

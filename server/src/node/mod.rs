@@ -12,6 +12,7 @@
 
 mod clients;
 mod cluster;
+mod contacts;
 mod held;
 mod metrics;
 mod permissions;
@@ -44,6 +45,7 @@ use crate::replica::{Compacted, Compaction, Done, LogLost, PeerMessage, Proposal
 use crate::request::{AcquireRequest, Request};
 use crate::storage::{Identity, Member, Membership, Snapshot, Watermark, Write};
 use clients::Clients;
+use contacts::Contacts;
 use metrics::Metrics;
 use queries::PendingRead;
 use queue_limit::{QueueLimit, QueuePlaces};
@@ -128,9 +130,10 @@ pub enum Input {
     Unreachable {
         member: u64,
     },
-    /// A member says which version of the log it understands.
-    Understands {
-        member: u64,
+    /// A member has connected to this node. It understands this version of the log, and says where it listens.
+    MemberConnected {
+        id: u64,
+        member: Option<Member>,
         log: u16,
     },
     /// A member has closed its connection: it may have died.
@@ -158,6 +161,8 @@ pub struct Output {
     pub peer_messages: Vec<PeerMessage>,
     /// The members, if they have changed.
     pub membership: Option<Membership>,
+    /// The other members that this node must be connected to, if they have changed.
+    pub contacts: Option<BTreeMap<u64, Member>>,
     /// Whether this node has stopped leading. The connections of all clients must be closed: what they were not answered may
     /// have happened, and they learn the outcome from the new leader.
     pub is_deposed: bool,
@@ -346,6 +351,7 @@ pub struct Node {
     random: Random,
     /// The version of the log that each other member understands, as far as it has said so.
     understood: BTreeMap<u64, u16>,
+    contacts: Contacts,
     /// The name of this node, which it gets once it leads a service of one node.
     name: Option<Member>,
     /// When the watermark was written last because the log had grown.
@@ -372,8 +378,7 @@ impl Node {
         seeds: Seeds,
         raise_above: Option<u64>,
     ) -> Result<Node, crate::replica::ReplicaError> {
-        let mut replica = Replica::new(identity.member, &identity.founders, seeds.hash_key, recovered)?;
-        replica.campaign_alone();
+        let replica = Replica::new(identity.member, &identity.founders, seeds.hash_key, recovered)?;
         Ok(Node {
             cluster: identity.cluster,
             replica,
@@ -398,6 +403,7 @@ impl Node {
             replica_ticked_at: Moment::ZERO,
             random: Random::new(seeds.session_ids.rotate_left(32)),
             understood: BTreeMap::new(),
+            contacts: Contacts::new(identity),
             name: None,
             progress_noted_at: Moment::ZERO,
             is_snapshot_wanted: false,
@@ -429,7 +435,7 @@ impl Node {
             Input::SnapshotSent { member, has_arrived } => self.snapshot_sent(member, has_arrived),
             Input::Unreachable { member } => self.replica.unreachable(member),
             Input::Suspect { member } => self.suspect(member),
-            Input::Understands { member, log } => drop(self.understood.insert(member, log)),
+            Input::MemberConnected { id, member, log } => self.member_connected(id, member, log),
             Input::UsersChanged => self.end_forbidden_waits(),
             Input::Closing => self.close(),
             Input::Tick => self.tick(),
@@ -446,6 +452,7 @@ impl Node {
         }
         if outputs.members_changed {
             self.output.membership = Some(self.replica.membership().clone());
+            self.output.contacts = Some(self.contacts.list(self.replica.membership()));
         }
         self.output.peer_messages.extend(outputs.messages);
         for (number, write) in outputs.persist {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::access::{Rule, User, Users, Verb};
+use crate::replica::MembershipChange;
 use crate::request::Extension;
 use crate::storage::Recovered;
 
@@ -457,4 +458,50 @@ fn a_request_on_its_way_while_its_user_is_changed_is_refused() {
     let reply = fixture.answer(take("mine", 1_000, false));
     assert!(matches!(&reply, Response::Refused(Refused::Denied(_))), "{reply:?}");
     assert!(!fixture.is_held());
+}
+
+/// Delivers the messages between nodes, and makes their writes durable, until there is nothing left to do.
+fn exchange(nodes: &mut [Node]) {
+    loop {
+        let outputs: Vec<_> = nodes.iter_mut().map(Node::take_output).collect();
+        if outputs.iter().all(|output| output.writes.is_empty() && output.peer_messages.is_empty()) {
+            return;
+        }
+        for (node, output) in nodes.iter_mut().zip(&outputs) {
+            let now = node.now;
+            output.writes.iter().for_each(|(number, _)| node.step(now, Input::Persisted { number: *number }));
+        }
+        for message in outputs.into_iter().flat_map(|output| output.peer_messages) {
+            let node = &mut nodes[message.to() as usize - 1];
+            node.step(node.now, Input::Received(message));
+        }
+    }
+}
+
+/// It was elected before it knew that it has lost its vote.
+#[test]
+fn a_leader_without_a_vote_does_not_remove_itself() {
+    let member = |id: u64| Member::new(format!("node{id}"), format!("node{id}:7422"));
+    let founders = Membership::founded_by((1..=3).map(|id| (id, member(id))).collect());
+    let mut nodes: Vec<_> = (1..=3)
+        .map(|id| {
+            let identity = Identity { member: id, founders: founders.clone(), ..Identity::alone(1, id) };
+            let seeds = Seeds { hash_key: 7, session_ids: id };
+            Node::new(NodeConfig::default(), &identity, &Recovered::default(), seeds, None).unwrap()
+        })
+        .collect();
+    nodes[0].replica.campaign();
+    exchange(&mut nodes);
+    let leaving = Member { is_leaving: true, ..member(1) };
+    let change =
+        MembershipChange { learners: vec![1], members: [(1, leaving)].into(), ..MembershipChange::default() };
+    assert!(nodes[0].replica.change_members(&change));
+    exchange(&mut nodes);
+    assert!(nodes[0].is_leader() && nodes[0].membership().voters == [2, 3]);
+
+    let last = nodes[0].replica.last_index();
+    assert_eq!(nodes[0].remove_member("node1"), Err(ChangeRefused::NotLeader));
+    assert_eq!(nodes[0].replica.last_index(), last);
+    exchange(&mut nodes);
+    assert!(!nodes[0].is_leader(), "another member leads");
 }

@@ -89,6 +89,7 @@ async fn run<D: Disk>(
             to: member,
             log: peers.log_version,
             has_users: peers.server.users.is_some(),
+            node: peers.identity.node.clone(),
         };
         match peers.dial(&address, &purpose).await {
             Ok(stream) => {

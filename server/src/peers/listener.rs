@@ -15,8 +15,8 @@ use crate::net::enable_keepalive;
 use crate::net::resp::serve_relayed;
 use crate::node::{Input, Protocol};
 use crate::replica::PeerMessage;
-use crate::storage::Identity;
 use crate::storage::disk::Disk;
+use crate::storage::{Identity, Member};
 use crate::tls::{Accepted, ByteStream};
 
 /// How many connections are open at most: a few for each member, and strangers that have not greeted yet.
@@ -102,9 +102,9 @@ async fn serve<D: Disk>(peers: &Rc<Peers<D>>, stream: TcpStream) -> io::Result<(
     };
     wire::send(&mut stream.bytes(), &Answer::Welcome).await?;
     match purpose {
-        Purpose::Messages { from, log, .. } => {
+        Purpose::Messages { from, log, node, .. } => {
             peers.refused.borrow_mut().remove(&from);
-            peers.server.step(Input::Understands { member: from, log });
+            peers.server.step(Input::MemberConnected { id: from, member: node.filter(is_valid), log });
             let connection = peers.begin_inbound(from);
             let ended = receive_messages(peers, from, stream.boxed()).await;
             // After a cut, an old connection may end long after a new one was opened.
@@ -176,6 +176,11 @@ pub(super) fn check(identity: &Identity, purpose: Purpose) -> Result<Purpose, St
         ));
     }
     Ok(purpose)
+}
+
+/// Returns whether a member can have this name and address.
+fn is_valid(member: &Member) -> bool {
+    Member::check_name(&member.name).is_ok() && Member::check_address(&member.address).is_ok()
 }
 
 async fn receive_messages<D: Disk>(peers: &Rc<Peers<D>>, from: u64, stream: ByteStream) -> io::Result<()> {

@@ -36,7 +36,7 @@ use crate::node::Input;
 use crate::replica::PeerMessage;
 use crate::run::ServiceError;
 use crate::storage::disk::Disk;
-use crate::storage::{Identity, Member, Membership};
+use crate::storage::{Identity, Member};
 use crate::tls::ByteStream;
 use link::Link;
 use notices::Notices;
@@ -138,16 +138,16 @@ impl<D: Disk> Peers<D> {
         ServiceError::Replace { name: node.name, address: node.address, why }
     }
 
-    /// Opens connections to new members, and closes those to members that were removed or have moved.
-    pub(crate) fn follow(self: &Rc<Self>, membership: &Membership) {
-        self.removed_members.send_replace(membership.removed.clone());
+    /// Closes the connections on which these members send their messages.
+    pub(crate) fn refuse_removed(&self, members: &[u64]) {
+        self.removed_members.send_replace(members.to_vec());
+    }
+
+    /// Opens connections to these members, as far as there are none, and closes all others.
+    pub(crate) fn connect(self: &Rc<Self>, members: &BTreeMap<u64, Member>) {
         let mut links = self.links.borrow_mut();
-        let mut members = membership.members.clone();
-        if !members.contains_key(&self.identity.member) {
-            members.extend(self.identity.contacts.clone());
-        }
         links.retain(|id, link| members.get(id).is_some_and(|member| member.address == link.address()));
-        for (id, member) in members.iter().filter(|(id, _)| **id != self.identity.member) {
+        for (id, member) in members {
             links.entry(*id).or_insert_with(|| Link::open(self, *id, member.address.clone()));
         }
         self.addresses.send_replace(links.iter().map(|(id, link)| (*id, link.address().to_owned())).collect());

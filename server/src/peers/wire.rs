@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::node::Protocol;
-use crate::storage::Identity;
+use crate::storage::{Identity, Member};
 
 /// The version of what members say to each other, and the oldest one that this build still speaks. A later version may add purposes, and
 /// fields at the end of the greeting.
-pub(super) const PROTOCOL: u16 = 1;
-const OLDEST: u16 = 1;
+pub(super) const PROTOCOL: u16 = 2;
+const OLDEST: u16 = 2;
 const MAGIC: [u8; 8] = *b"PLSDPEER";
 /// The most bytes of a greeting or its answer. A stranger may send one.
 const GREETING_BYTES: usize = 64 << 10;
@@ -36,8 +36,9 @@ pub(super) struct Greeting {
 /// What a connection is for.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Purpose {
-    /// Messages of the replicated log follow, a frame each. The sender understands this version of the log, and may have users.
-    Messages { cluster: u128, from: u64, to: u64, log: u16, has_users: bool },
+    /// Messages of the replicated log follow, a frame each. The sender understands this version of the log, and may have users. The
+    /// receiver connects to it too, also if its log does not name the sender yet.
+    Messages { cluster: u128, from: u64, to: u64, log: u16, has_users: bool, node: Option<Member> },
     /// A snapshot follows, in frames, and the message that it belongs to.
     Snapshot { cluster: u128, from: u64, to: u64, message: Vec<u8>, bytes: u64 },
     /// The bytes of a client follow, which has connected to a node that does not lead.
@@ -174,12 +175,13 @@ mod tests {
 
     #[test]
     fn another_version_is_told_both() {
-        let mut greeting = Greeting::new(&Purpose::Messages { cluster: 1, from: 2, to: 3, log: 1, has_users: false });
+        let mut greeting =
+            Greeting::new(&Purpose::Messages { cluster: 1, from: 2, to: 3, log: 1, has_users: false, node: None });
         greeting.protocol = PROTOCOL + 1;
         assert!(greeting.purpose().is_ok(), "a newer member that speaks this version too");
         greeting.oldest = PROTOCOL + 1;
         let why = greeting.purpose().unwrap_err();
-        assert!(why.contains("versions 1 to 1") && why.contains("versions 2 to 2"), "{why}");
+        assert!(why.contains("versions 2 to 2") && why.contains("versions 3 to 3"), "{why}");
         greeting.oldest = 0;
         greeting.protocol = OLDEST - 1;
         assert!(greeting.purpose().is_err(), "an older member");

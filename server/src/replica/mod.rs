@@ -152,6 +152,8 @@ pub struct Replica<C, R> {
     /// The last write that was handed to the host, and the last one that is durable.
     last_write: u64,
     last_durable: u64,
+    /// The last step of the consensus library that was carried out. Most write nothing.
+    last_ready: u64,
     /// Messages that may be sent when everything up to a write is durable.
     unsent: VecDeque<(u64, Vec<PeerMessage>)>,
     /// The machine of a snapshot that another member has sent.
@@ -159,6 +161,8 @@ pub struct Replica<C, R> {
     /// The write after which the last installed snapshot counts as applied.
     installing: Option<u64>,
     members_changed: bool,
+    /// Whether the entries that were committed before the start are not yet applied.
+    is_starting: bool,
     /// Whether this member has applied a change of the members as the leader, and has not recorded it since.
     is_change_unrecorded: bool,
     /// Bytes of applied entries that are not in a snapshot.
@@ -227,10 +231,12 @@ impl<C, R> Replica<C, R> {
             is_leader: false,
             last_write: 0,
             last_durable: 0,
+            last_ready: 0,
             unsent: VecDeque::new(),
             received: None,
             installing: None,
             members_changed: true,
+            is_starting: true,
             is_change_unrecorded: false,
             applied_bytes: 0,
             compacting_bytes: None,
@@ -296,7 +302,7 @@ impl<C, R> Replica<C, R> {
     }
 
     /// Campaigns at once, if this is the only voter.
-    pub fn campaign_alone(&mut self) {
+    fn campaign_alone(&mut self) {
         if self.membership().is_only_voter(self.id()) {
             self.campaign();
         }
@@ -312,9 +318,11 @@ impl<C, R> Replica<C, R> {
     }
 
     /// Returns whether this member may campaign now. While the snapshot of another member becomes durable, the entries before it are gone,
-    /// and the consensus library would look for them.
+    /// and the consensus library would look for them. An only voter leads as soon as it campaigns, and the library expects it to have
+    /// written its whole log.
     fn may_campaign(&self) -> bool {
-        self.installing.is_none()
+        let is_behind = self.last_durable < self.last_write && self.node.raft.state != StateRole::Leader;
+        self.installing.is_none() && !(is_behind && self.node.raft.prs().is_singleton())
     }
 
     /// Notes that this member may have died. Returns whether it was the leader. Without a leader, this member may elect another
@@ -488,11 +496,17 @@ impl<C, R> Replica<C, R> {
     /// Reports that the write of this number, and all before it, are durable.
     pub fn persisted(&mut self, number: u64) {
         self.last_durable = self.last_durable.max(number);
-        self.node.on_persist_ready(number);
+        self.report_durable();
         if self.installing.is_some_and(|installing| installing <= number) {
             self.installing = None;
             self.node.advance_apply_to(self.applied);
         }
+    }
+
+    /// Tells the consensus library which of its steps are durable. It keeps a record of each until then, also of those that write nothing.
+    fn report_durable(&mut self) {
+        let is_all_durable = self.last_durable == self.last_write;
+        self.node.on_persist_ready(if is_all_durable { self.last_ready } else { self.last_durable });
     }
 
     /// Returns the work that the host must do now. The host calls it after every input.
@@ -503,10 +517,14 @@ impl<C, R> Replica<C, R> {
             self.confirm_reads();
             self.leave_joint();
             self.record_change();
-            if !self.node.has_ready() {
+            if self.node.has_ready() {
+                self.process(&mut outputs);
+            } else if std::mem::take(&mut self.is_starting) {
+                // Everything that was committed before the start is applied now, and says who votes.
+                self.campaign_alone();
+            } else {
                 break;
             }
-            self.process(&mut outputs);
         }
         outputs.members_changed = std::mem::take(&mut self.members_changed);
         while self.unsent.front().is_some_and(|(after, _)| *after <= self.last_durable) {
@@ -546,7 +564,9 @@ impl<C, R> Replica<C, R> {
             outputs.persist.push((ready.number(), write));
         }
         self.send_when_durable(ready.take_persisted_messages(), ready.must_sync(), outputs);
+        self.last_ready = ready.number();
         self.node.advance_append_async(ready);
+        self.report_durable();
         self.apply(committed, outputs);
     }
 

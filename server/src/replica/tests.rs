@@ -4,7 +4,7 @@ use palisade_core::{Acquire, Answer, Label, LockName, SessionId, Ttl};
 
 use super::*;
 use crate::storage::disk::RealDisk;
-use crate::storage::{HardState, Record, Store};
+use crate::storage::{HardState, Member, Record, Store};
 
 /// A voter and its disk.
 struct Node {
@@ -17,9 +17,8 @@ impl Node {
     fn start(directory: &std::path::Path) -> Node {
         let disk = RealDisk::open(directory.to_owned()).unwrap();
         let (store, recovered) = Store::open_with(disk.clone(), None, 4096).unwrap();
-        let mut replica =
+        let replica =
             Replica::new(1, &Membership { voters: vec![1], ..Membership::default() }, 7, &recovered).unwrap();
-        replica.campaign_alone();
         let mut node = Node { replica, store, disk };
         node.run();
         assert!(node.replica.is_leader());
@@ -423,4 +422,71 @@ fn members_know_who_votes_after_a_restart() {
         drop(restarted.outputs());
         assert_eq!(restarted.membership().voters, [1, 2, 3], "member {id}");
     }
+}
+
+#[test]
+fn the_only_voter_leads_at_once_although_its_log_ends_with_a_change_of_the_members() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut node = Node::start(directory.path());
+    let member = Member::new("node1", "node1:7422");
+    let change = MembershipChange { voters: vec![1], members: [(1, member)].into(), ..MembershipChange::default() };
+    assert!(node.replica.change_members(&change));
+    node.run();
+    drop(node);
+    let node = Node::start(directory.path());
+    assert!(node.replica.membership().members.contains_key(&1));
+}
+
+/// The leader has lost its vote and dies. The only voter has not yet written what it received last.
+#[test]
+fn an_only_voter_does_not_lead_before_it_has_written_its_log() {
+    let founders = Membership { voters: vec![1, 2], ..Membership::default() };
+    let mut members: Vec<Replica<u32, u32>> =
+        (1..=2).map(|id| Replica::new(id, &founders, 7, &Recovered::default()).unwrap()).collect();
+    members[0].campaign();
+    exchange(&mut members);
+    assert!(members[0].change_members(&MembershipChange { learners: vec![1], ..MembershipChange::default() }));
+    exchange(&mut members);
+    assert!(members.iter().all(|member| member.membership().voters == [2]) && members[0].is_leader());
+
+    let session = SessionId::new(1).unwrap();
+    let command = Command::OpenSession { session, ttl: Ttl::from_ms(10_000).unwrap(), label: Label::new("x") };
+    members[0].propose(vec![Proposal { command, origin: 5 }]).unwrap();
+    for message in members[0].outputs().messages {
+        members[1].receive(message).unwrap();
+    }
+    let (number, _) = members[1].outputs().persist.pop().expect("the entry is written");
+    members[1].suspect(1);
+    members[1].campaign();
+    (0..3 * ELECTION_TICKS).for_each(|_| members[1].tick(ELECTION_TICKS));
+    drop(members[1].outputs());
+    assert!(!members[1].is_leader());
+    members[1].persisted(number);
+    members[1].campaign();
+    exchange(&mut members);
+    assert!(members[1].is_leader() && members[1].machine().session_count() == 1);
+}
+
+/// The consensus library keeps a record of each step until it is told that the step is durable, also if there was nothing to write.
+#[test]
+fn idle_members_need_no_more_memory() {
+    fn resident_bytes() -> usize {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    }
+    let founders = Membership { voters: vec![1, 2], ..Membership::default() };
+    let mut members: Vec<Replica<u32, u32>> =
+        (1..=2).map(|id| Replica::new(id, &founders, 7, &Recovered::default()).unwrap()).collect();
+    members[0].campaign();
+    exchange(&mut members);
+    let before = resident_bytes();
+    for _ in 0..TICKS {
+        members.iter_mut().for_each(|member| member.tick(2 * ELECTION_TICKS - 1));
+        exchange(&mut members);
+    }
+    let grown = resident_bytes().saturating_sub(before);
+    // A record has 56 bytes, and each member takes at least one step for each tick.
+    const TICKS: usize = 250_000;
+    assert!(grown < TICKS * 56 / 2, "{grown} bytes more");
+    assert!(members[0].is_leader());
 }

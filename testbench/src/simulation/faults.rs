@@ -319,14 +319,15 @@ impl World {
         if side.is_empty() || self.are_faults_over.get() || self.faults >= self.plan.faults {
             return;
         }
-        match self.rng.below(4) {
-            0 => return,
-            1 => {
-                self.faults += 1;
-                let host = (leader + 1 + self.rng.below(self.hosts.len())) % self.hosts.len();
-                return self.damage(host, Damage::LostInPowerCut, self.now + Duration::from_millis(300));
-            }
-            _ => self.faults += 1,
+        let choice = self.rng.below(4);
+        if choice == 0 {
+            return;
+        }
+        self.faults += 1;
+        if choice == 1 {
+            let others = self.hosts.len() - 1;
+            let host = (leader + 1 + self.rng.below(others)) % self.hosts.len();
+            return self.damage(host, Damage::LostInPowerCut, self.now + Duration::from_millis(300));
         }
         self.count("fault: cut while members get their votes");
         side.push(self.hosts[leader].id);
@@ -519,6 +520,7 @@ impl World {
         }
         self.empty(host);
         let id = self.hosts[host].id;
+        self.hosts[host].contacts = membership.members;
         let Some(leading) = &mut self.hosts[leader].running else { return };
         if leading.node.add_member(id, member(id)).is_ok() {
             self.note(format_args!("node {id} is added"));

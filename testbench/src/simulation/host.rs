@@ -1,6 +1,6 @@
 //! A machine with a node of the service on it: its disk, its clock, and the writes that are on their way.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,6 +65,8 @@ pub(super) struct Host {
     pub(super) is_dark: bool,
     /// How many entries it has acknowledged in messages to others.
     pub(super) acknowledgements: u64,
+    /// The members when it was invited.
+    pub(super) contacts: BTreeMap<u64, Member>,
 }
 
 /// The files are read at one acknowledgement of entries in this many.
@@ -118,6 +120,10 @@ pub(super) struct Running {
     pub(super) tick_at: Option<Duration>,
     /// The members that vote, as far as it knows.
     pub(super) voters: Vec<u64>,
+    /// The members that it connects to.
+    pub(super) contacts: BTreeSet<u64>,
+    /// The members that have connected to it, and when they had started.
+    pub(super) connected: BTreeMap<u64, u64>,
     /// Its term, as far as the judge knows.
     pub(super) term: u64,
     /// The term in which it leads.
@@ -165,6 +171,7 @@ impl Host {
             promised: HardState::default(),
             is_dark: false,
             acknowledgements: 0,
+            contacts: BTreeMap::new(),
         }
     }
 
@@ -193,7 +200,7 @@ impl Host {
             member: self.member(),
             node: None,
             founders: founded_by(plan.nodes),
-            contacts: BTreeMap::new(),
+            contacts: self.contacts.clone(),
             stage: Stage::Member,
         };
         let seeds = Seeds { hash_key: 7, session_ids: self.starts << 8 | self.id };
@@ -213,6 +220,8 @@ impl Host {
             store,
             applied: node.applied_index(),
             voters: node.membership().voters.clone(),
+            contacts: BTreeSet::new(),
+            connected: BTreeMap::new(),
             term: node.term(),
             node,
             writes: VecDeque::new(),

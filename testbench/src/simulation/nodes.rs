@@ -7,7 +7,7 @@ use palisade_server::node::{ConnectionId, Input, Message, Output, RequestId};
 use palisade_server::replica::{LogLost, PeerMessage};
 use palisade_server::storage::{Membership, read_snapshot, write_received_snapshot, write_watermark};
 
-use super::host::{Arrival, NEW_LOG, OLD_LOG, Running};
+use super::host::{Arrival, Host, NEW_LOG, OLD_LOG, Running, member};
 use super::judge::Effects;
 use super::redis_client;
 use super::world::{MAX_DRIFT_PPM, World, WorldEvent};
@@ -29,18 +29,11 @@ impl World {
                 if started.has_forgotten_vote {
                     self.fail(format!("A: node {} has forgotten its vote", self.hosts[host].id));
                 }
-                let version = self.hosts[host].log_version;
-                let own = self.hosts[host].member();
-                // The nodes tell each other which version of the log they understand. One with another member's directory would
-                // speak for that member, which says it again whenever it connects.
-                let speaks = |at: &usize| self.hosts[*at].running.is_some() && self.hosts[*at].copied_from.is_none();
-                let speakers: Vec<_> = (0..self.hosts.len()).filter(speaks).collect();
-                for other in speakers.iter().copied().filter(|other| *other != host && speakers.contains(&host)) {
-                    let (member, log) = (self.hosts[other].member(), self.hosts[other].log_version);
-                    self.arrive(host, Arrival::Input(Input::Understands { member, log }));
-                    self.arrive(other, Arrival::Input(Input::Understands { member: own, log: version }));
-                }
                 self.drain_output(host);
+                for other in (0..self.hosts.len()).filter(|other| *other != host) {
+                    self.connect_member(host, other);
+                    self.connect_member(other, host);
+                }
                 self.ask_at_start(host);
                 true
             }
@@ -56,6 +49,27 @@ impl World {
                 }
                 false
             }
+        }
+    }
+
+    /// Lets a node connect to another one, if it must be connected to it and is not. It says which version of the log it understands. A
+    /// node with another member's directory would speak for that member, which says it again whenever it connects.
+    fn connect_member(&mut self, from: usize, to: usize) {
+        let Host { id, starts, log_version, copied_from: None, running: Some(running), .. } = &self.hosts[from]
+        else {
+            return;
+        };
+        let (id, starts, log) = (*id, *starts, *log_version);
+        let receiver = &self.hosts[to];
+        if !running.contacts.contains(&receiver.id)
+            || self.cut.contains(&(id, receiver.id))
+            || receiver.copied_from.is_some()
+        {
+            return;
+        }
+        let Some(receiver) = &mut self.hosts[to].running else { return };
+        if receiver.connected.insert(id, starts) != Some(starts) {
+            self.arrive(to, Arrival::Input(Input::MemberConnected { id, member: Some(member(id)), log }));
         }
     }
 
@@ -203,6 +217,9 @@ impl World {
         }
         if let Some(membership) = &output.membership {
             self.membership_changed(host, membership);
+        }
+        if let (Some(contacts), Some(running)) = (output.contacts, &mut self.hosts[host].running) {
+            running.contacts = contacts.into_keys().collect();
         }
         for message in output.peer_messages {
             self.send(host, message);
@@ -407,7 +424,12 @@ impl World {
             let id = self.hosts[host].id;
             return self.fail(format!("A: node {id} says what is not on its disk: {what}"));
         }
-        let is_cut = self.cut.contains(&(self.hosts[host].id, message.to()));
+        let Some(running) = &self.hosts[host].running else { return };
+        let is_connected = running.contacts.contains(&message.to());
+        if is_connected && !running.node.membership().members.contains_key(&message.to()) {
+            self.count("path: message to a member that the log does not name");
+        }
+        let is_cut = !is_connected || self.cut.contains(&(self.hosts[host].id, message.to()));
         let is_lost = is_cut || (self.rng.below(40) == 0 && !self.are_faults_over.get());
         let member = message.to();
         if message.needs_snapshot() {
@@ -464,10 +486,14 @@ impl World {
             Ok(message) => message,
             Err(error) => return self.fail(format!("A: a message cannot be read: {error}")),
         };
+        let from = self.host_of(message.from());
+        if let Some(from) = from {
+            self.connect_member(from, to);
+        }
         if !message.needs_snapshot() {
             return self.arrive(to, Arrival::Input(Input::Received(message)));
         }
-        let Some(from) = self.host_of(message.from()) else { return };
+        let Some(from) = from else { return };
         if let Ok(Some(snapshot)) = read_snapshot(&self.hosts[from].disk) {
             self.count("path: snapshot sent");
             let is_learner = self.hosts[from]

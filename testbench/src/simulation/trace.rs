@@ -124,6 +124,7 @@ pub const EXPECTED: &[&str] = &[
     "path: node with another member's directory not spoken to",
     "path: node with another member's directory replaced",
     "path: joint membership",
+    "path: message to a member that the log does not name",
     "path: leader removed",
     "path: connection relayed",
     "path: session expired",
