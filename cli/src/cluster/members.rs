@@ -101,12 +101,10 @@ pub(super) async fn add(config: &Config, node: &Member, timeout: Duration) -> Re
         is_repeated = true;
     }
     progress.has_begun = true;
-    look(config, &mut progress, &what, |status| {
-        match status.members.iter().find(|member| member.name == *name).map(|member| member.role.as_str()) {
-            Some("follower" | "leader") => None,
-            Some(_) => Some("it receives the log".to_owned()),
-            None => Some("the other nodes are told".to_owned()),
-        }
+    look(config, &mut progress, &what, |status| match status.members.iter().find(|member| member.name == *name) {
+        Some(member) if ["follower", "leader"].contains(&member.role.as_str()) => None,
+        Some(member) => Some(member.problem.as_deref().map_or("it receives the log".to_owned(), plain)),
+        None => Some("the leader has not added it yet; if it died before it could, repeat the command".to_owned()),
     })
     .await?;
     drop(progress);
@@ -135,8 +133,8 @@ pub(super) async fn remove(config: &Config, name: &str) -> Result<(), Failure> {
     }
     progress.has_begun = true;
     look(config, &mut progress, &what, |status| {
-        let is_there = status.members.iter().any(|member| member.name == name);
-        is_there.then(|| "it votes no more".to_owned())
+        let leaving = status.members.iter().find(|member| member.name == name)?;
+        Some(if leaving.role == "learner" { "it votes no more" } else { "it loses its vote" }.to_owned())
     })
     .await?;
     drop(progress);
@@ -244,10 +242,14 @@ async fn look(
 ) -> Result<(), Failure> {
     loop {
         match cluster_status(config).await {
-            Ok(status) => match waits_for(&status) {
-                None => return Ok(()),
-                Some(why) => progress.pause(what, &why).await?,
-            },
+            Ok(status) if status.leader.is_none() => progress.pause_leaderless(config, what, NO_LEADER).await?,
+            Ok(status) => {
+                progress.leaderless_since = None;
+                match waits_for(&status) {
+                    None => return Ok(()),
+                    Some(why) => progress.pause(what, &why).await?,
+                }
+            }
             Err(error) => repeatable(config, progress, what, error).await?,
         }
     }

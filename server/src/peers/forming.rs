@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use tokio::net::TcpListener;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::listener::{check, greeted};
 use super::notices::Notices;
@@ -26,6 +26,13 @@ use crate::tls::Accepted;
 
 /// The pause before a founder that did not answer is invited again.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// How long an empty node that would found a cluster alone waits for the nodes of another one. They try to connect every half second.
+const AWAITED_WITHIN: Duration = Duration::from_secs(2);
+/// How many invitations of one cluster a node remembers. It gets a second one if two operators add it at once, or if a leader dies.
+const INVITATIONS: usize = 16;
+const EMPTY: &str = "this node is empty and belongs to no cluster: if it was a member, its directory was lost. Remove that member (palisade \
+                     cluster remove), then add this node as a new one (palisade cluster add)";
 
 /// How a node takes part in a cluster. The founders matter to an empty node only.
 #[derive(Debug, Clone, Default)]
@@ -60,6 +67,11 @@ pub(crate) async fn form<D: Disk>(
             identity
         }
         Some(identity) => identity,
+        None if is_alone(founding) && is_awaited(listener, tls).await => {
+            let why = "a cluster takes it for one of its nodes".to_owned();
+            say_lost(founding, &why, waiting);
+            invited(disk, founding, listener, tls).await?
+        }
         None if founding.founders.keys().next() == Some(&founding.name) => {
             let identity = found(founding);
             write_identity(disk, &identity)?;
@@ -80,15 +92,8 @@ pub(crate) async fn form<D: Disk>(
     if identity.stage == Stage::Founding
         && let Err(member) = invite_all(&identity, tls, waiting).await
     {
-        let own = founding.founders.get(&founding.name).map_or("HOST:PORT", String::as_str);
-        let (name, Member { name: other, address, .. }) = (&founding.name, member);
-        let what = format!(
-            "waits to be added: its directory is empty, and node '{other}' at {address} is a member of a cluster already. If this \
-             node was a member too, its directory was lost: palisade cluster remove {name}, then palisade cluster add {name}={own}. \
-             If not, check the addresses in --cluster"
-        );
-        tracing::warn!("this node {what}");
-        waiting.replace(what);
+        let Member { name: other, address, .. } = member;
+        say_lost(founding, &format!("node '{other}' at {address} is a member of a cluster already"), waiting);
         identity = invited(disk, founding, listener, tls).await?;
     }
     match identity.stage {
@@ -103,6 +108,36 @@ pub(crate) async fn form<D: Disk>(
     identity.stage = Stage::Member;
     write_identity(disk, &identity)?;
     Ok(identity)
+}
+
+/// Says that an empty node does not found a cluster, because it was probably a member of one.
+fn say_lost(founding: &Founding, why: &str, waiting: &RefCell<String>) {
+    let own = founding.founders.get(&founding.name).map_or("HOST:PORT", String::as_str);
+    let name = &founding.name;
+    let what = format!(
+        "waits to be added: its directory is empty, and {why}. If this node was a member too, its directory was lost: palisade cluster \
+         remove {name}, then palisade cluster add {name}={own}. If not, check the addresses in --cluster"
+    );
+    tracing::warn!("this node {what}");
+    waiting.replace(what);
+}
+
+/// Returns whether a cluster takes this empty node for one of its nodes. A service that was grown begins with one node, whose options name no
+/// other one: if its directory is lost, it would found a second cluster. The others of the first one try to connect to it.
+async fn is_awaited(listener: &TcpListener, tls: Option<&PeerTls>) -> bool {
+    let mut notices = Notices::default();
+    let awaited = async {
+        loop {
+            if let Some((mut stream, purpose)) = next(listener, tls, &mut notices).await {
+                let why = purpose.as_ref().map_or_else(Clone::clone, |_| EMPTY.to_owned());
+                drop(wire::send(&mut stream.bytes(), &Answer::Refused(why)).await);
+                if purpose.is_ok() {
+                    return;
+                }
+            }
+        }
+    };
+    timeout(AWAITED_WITHIN, awaited).await.is_ok()
 }
 
 /// Returns whether the node is named and no other one is.
@@ -174,9 +209,7 @@ async fn invited<D: Disk>(
             Ok(
                 Purpose::Messages { .. } | Purpose::Snapshot { .. } | Purpose::Relay { .. } | Purpose::Report { .. },
             ) => {
-                let why = "this node is empty and belongs to no cluster: if it was a member, its directory was lost. Remove that \
-                           member (palisade cluster remove), then add this node as a new one (palisade cluster add)";
-                drop(wire::send(&mut stream.bytes(), &Answer::Refused(why.to_owned())).await);
+                drop(wire::send(&mut stream.bytes(), &Answer::Refused(EMPTY.to_owned())).await);
             }
             Err(why) => drop(wire::send(&mut stream.bytes(), &Answer::Refused(why)).await),
         }
@@ -191,14 +224,29 @@ async fn begun<D: Disk>(
     tls: Option<&PeerTls>,
 ) -> Result<Identity, StorageError> {
     let mut notices = Notices::default();
+    let mut invitations = BTreeMap::from([(identity.member, identity.contacts.clone())]);
     loop {
         let Some((mut stream, purpose)) = next(listener, tls, &mut notices).await else { continue };
         if let Ok(Purpose::Invite(invitation)) = &purpose
             && invitation.cluster == identity.cluster
-            && invitation.member != identity.member
+            && invitations.len() < INVITATIONS
         {
-            // The leader has died before it added the first number. This node has promised nothing under it.
-            (identity.member, identity.contacts) = (invitation.member, invitation.contacts.clone());
+            invitations.insert(invitation.member, invitation.contacts.clone());
+        }
+        // The number under which it was added decides, and before that the last one. It has promised nothing under any.
+        let number = match &purpose {
+            Ok(Purpose::Invite(invitation)) => Some(invitation.member),
+            Ok(Purpose::Messages { cluster, to, .. } | Purpose::Snapshot { cluster, to, .. })
+                if *cluster == identity.cluster =>
+            {
+                Some(*to)
+            }
+            _ => None,
+        };
+        if let Some((member, contacts)) = number.and_then(|number| invitations.get_key_value(&number))
+            && *member != identity.member
+        {
+            (identity.member, identity.contacts) = (*member, contacts.clone());
             write_identity(disk, &identity)?;
         }
         match purpose.and_then(|purpose| check(&identity, purpose)) {
@@ -253,5 +301,65 @@ async fn next(
             }
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::disk::RealDisk;
+
+    fn member(id: u64) -> Member {
+        Member::new(format!("node{id}"), format!("localhost:{id}"))
+    }
+
+    fn invitation(number: u64) -> Identity {
+        let founders = Membership::founded_by([(1, member(1))].into());
+        let contacts = founders.members.clone();
+        Identity { cluster: 9, member: number, node: Some(member(2)), founders, contacts, stage: Stage::Invited }
+    }
+
+    fn messages(to: u64) -> Purpose {
+        Purpose::Messages { cluster: 9, from: 1, to, log: 1, has_users: false, node: None }
+    }
+
+    /// Connects for each of these purposes in turn, and returns whether each was welcome.
+    async fn connect(listener: &TcpListener, purposes: &[Purpose]) -> Vec<bool> {
+        let address = listener.local_addr().unwrap().to_string();
+        let mut welcome = Vec::new();
+        for purpose in purposes {
+            welcome.push(dial(&address, None, purpose).await.is_ok());
+        }
+        welcome
+    }
+
+    /// Two operators add it at once, or a leader has died between the two.
+    #[tokio::test]
+    async fn a_node_that_was_invited_twice_begins_under_the_number_that_was_added() {
+        for added in [5, 6] {
+            let directory = tempfile::tempdir().unwrap();
+            let disk = RealDisk::open(directory.path().to_owned()).unwrap();
+            let listener = TcpListener::bind("localhost:0").await.unwrap();
+            let said = [5, 6].map(|number| Purpose::Invite(Box::new(invitation(number))));
+            let said = said.into_iter().chain([messages(7), messages(added)]).collect::<Vec<_>>();
+            let begun = begun(&disk, invitation(5), &listener, None);
+            let (begun, welcome) = tokio::join!(begun, connect(&listener, &said));
+            assert_eq!(begun.unwrap().member, added);
+            assert_eq!(read_identity(&disk).unwrap().unwrap().member, added);
+            assert_eq!(welcome[..3], [true, true, false], "it was never invited under number 7");
+        }
+    }
+
+    #[tokio::test]
+    async fn invitations_are_kept_up_to_a_bound() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = RealDisk::open(directory.path().to_owned()).unwrap();
+        let listener = TcpListener::bind("localhost:0").await.unwrap();
+        let said: Vec<_> =
+            (5..5 + 2 * INVITATIONS as u64).map(|number| Purpose::Invite(Box::new(invitation(number)))).collect();
+        let said = said.into_iter().chain([messages(1_000), messages(5)]).collect::<Vec<_>>();
+        let begun = begun(&disk, invitation(5), &listener, None);
+        let (begun, _) = tokio::join!(begun, connect(&listener, &said));
+        assert_eq!(begun.unwrap().member, 5);
     }
 }
