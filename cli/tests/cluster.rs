@@ -361,7 +361,6 @@ fn the_first_founder_that_has_lost_its_directory_is_replaced() {
     assert!(cluster.token(&url) > before);
 }
 
-/// A node that begins would take such a log for its own, and vote with it.
 /// Its options name no other node, so that it could take itself for the first node of a new cluster.
 #[test]
 fn the_first_node_of_a_grown_service_that_has_lost_its_directory_is_replaced() {
@@ -373,6 +372,10 @@ fn the_first_node_of_a_grown_service_that_has_lost_its_directory_is_replaced() {
     let said = nodes.until_said("a", "waits to be added");
     assert!(said.contains("palisade cluster remove a"), "{said}");
     assert!(nodes.token() > before);
+    // It has promised nothing, and may be restarted.
+    end(&mut nodes.nodes.get_mut("a").unwrap().child);
+    nodes.start("a", &["--node", "a", "--cluster", "a=PEERS"]);
+    nodes.until_said("a", "waits to be added");
     let node = nodes.node("a");
     nodes.done(&["remove", "a"]);
     nodes.done(&["add", &node]);
@@ -381,7 +384,7 @@ fn the_first_node_of_a_grown_service_that_has_lost_its_directory_is_replaced() {
     assert!(nodes.token() > before + 1);
 }
 
-/// One of the nodes was started anew without its directory. It must not be taken for the cluster.
+/// One of the nodes has lost its directory and founded a cluster. It must not be taken for the cluster of the others.
 #[test]
 fn commands_for_operators_pass_over_a_node_that_is_a_cluster_of_its_own() {
     let mut nodes = Nodes::three();
@@ -397,8 +400,15 @@ fn commands_for_operators_pass_over_a_node_that_is_a_cluster_of_its_own() {
     let restored = ["cluster", "restore", &file, "--data-dir", "new", "--node", "x=localhost:1"];
     let said = nodes.sandbox.run(&restored).err;
     assert!(said.contains("with 1 lock"), "{said}");
+    // Of two clusters that have fewer nodes than the URL, the larger one can be repaired.
+    let repaired = nodes.sandbox.run(&["cluster", "--url", &url, "remove", "c"]);
+    assert_eq!(repaired.code, Some(0), "{}", repaired.err);
+    let status = nodes.sandbox.stdout(&["cluster", "--url", &url, "status", "--json"]);
+    let status: Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["members"].as_array().unwrap().len(), 2, "{status}");
 }
 
+/// A node that begins would take such a log for its own, and vote with it.
 #[test]
 fn a_log_without_its_identity_is_no_empty_directory() {
     let mut nodes = Nodes::new();

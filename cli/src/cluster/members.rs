@@ -4,7 +4,7 @@ use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
 
 use palisade::engine::service::{
-    ClusterError, ClusterStatus, Config, cluster_add, cluster_remove, cluster_status, cluster_transfer,
+    ClusterError, ClusterStatus, Config, MemberStatus, cluster_add, cluster_remove, cluster_status, cluster_transfer,
 };
 use palisade_server::storage::Member;
 use tokio::time::sleep;
@@ -103,7 +103,10 @@ pub(super) async fn add(config: &Config, node: &Member, timeout: Duration) -> Re
     progress.has_begun = true;
     look(config, &mut progress, &what, |status| match status.members.iter().find(|member| member.name == *name) {
         Some(member) if ["follower", "leader"].contains(&member.role.as_str()) => None,
-        Some(member) => Some(member.problem.as_deref().map_or("it receives the log".to_owned(), plain)),
+        Some(MemberStatus { problem: Some(problem), .. }) => {
+            Some(format!("the log does not reach it: {}", plain(problem)))
+        }
+        Some(_) => Some("it receives the log".to_owned()),
         None => Some("the leader has not added it yet; if it died before it could, repeat the command".to_owned()),
     })
     .await?;
@@ -134,7 +137,8 @@ pub(super) async fn remove(config: &Config, name: &str) -> Result<(), Failure> {
     progress.has_begun = true;
     look(config, &mut progress, &what, |status| {
         let leaving = status.members.iter().find(|member| member.name == name)?;
-        Some(if leaving.role == "learner" { "it votes no more" } else { "it loses its vote" }.to_owned())
+        let has_vote = ["leader", "follower"].contains(&leaving.role.as_str());
+        Some(if has_vote { "it loses its vote" } else { "it has no vote any more" }.to_owned())
     })
     .await?;
     drop(progress);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::storage::{Identity, Member, Membership};
 
-/// How many members that the log does not name are known at most. Whatever reaches the port of the nodes may claim to be one.
+/// How many members that the log does not name are known at most. Without certificates, any process on this machine may claim to be one.
 const UNNAMED: usize = 16;
 
 /// The members that this node connects to.

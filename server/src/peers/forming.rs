@@ -9,7 +9,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
+use futures_util::StreamExt as _;
+use futures_util::future::{LocalBoxFuture, try_join_all};
+use futures_util::stream::FuturesUnordered;
 use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 
@@ -19,18 +21,20 @@ use super::wire::{self, Answer, Purpose};
 use super::{InOtherCluster, PeerTls, dial, random_cluster};
 use crate::storage::disk::Disk;
 use crate::storage::{
-    Identity, Member, Membership, Stage, StorageError, Watermark, check_empty, read_identity, read_watermark,
-    write_identity, write_watermark,
+    Identity, Member, Membership, Stage, StorageError, Watermark, check_empty, note_formed, note_forming,
+    read_identity, read_watermark, write_identity, write_watermark,
 };
 use crate::tls::Accepted;
 
 /// The pause before a founder that did not answer is invited again.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// How long an empty node that would found a cluster alone waits for the nodes of another one. They try to connect every half second.
+/// How long an empty node that would found a cluster alone waits for the nodes of another one. They pause for half a second between attempts.
 const AWAITED_WITHIN: Duration = Duration::from_secs(2);
 /// How many invitations of one cluster a node remembers. It gets a second one if two operators add it at once, or if a leader dies.
 const INVITATIONS: usize = 16;
+/// How many connections may be greeting at once.
+const GREETINGS: usize = 64;
 const EMPTY: &str = "this node is empty and belongs to no cluster: if it was a member, its directory was lost. Remove that member (palisade \
                      cluster remove), then add this node as a new one (palisade cluster add)";
 
@@ -55,6 +59,13 @@ pub(crate) async fn form<D: Disk>(
     if known.as_ref().is_none_or(|identity| identity.stage != Stage::Member) {
         check_empty(disk, known.is_some())?;
     }
+    let is_lost = match known {
+        Some(_) => false,
+        None => {
+            note_forming(disk)?;
+            is_alone(founding) && is_awaited(listener, tls, waiting).await
+        }
+    };
     let mut identity = match known {
         // A member has a watermark before it votes. Without it, what the member has promised is lost.
         Some(identity) if identity.stage == Stage::Member && read_watermark(disk)?.is_none() => {
@@ -67,9 +78,8 @@ pub(crate) async fn form<D: Disk>(
             identity
         }
         Some(identity) => identity,
-        None if is_alone(founding) && is_awaited(listener, tls).await => {
-            let why = "a cluster takes it for one of its nodes".to_owned();
-            say_lost(founding, &why, waiting);
+        None if is_lost => {
+            say_lost(founding, "a cluster takes it for one of its nodes", waiting);
             invited(disk, founding, listener, tls).await?
         }
         None if founding.founders.keys().next() == Some(&founding.name) => {
@@ -97,7 +107,10 @@ pub(crate) async fn form<D: Disk>(
         identity = invited(disk, founding, listener, tls).await?;
     }
     match identity.stage {
-        Stage::Member => return Ok(identity),
+        Stage::Member => {
+            note_formed(disk)?;
+            return Ok(identity);
+        }
         Stage::Founding => {}
         Stage::Invited => {
             waiting.replace("was invited, and waits until its cluster has begun".to_owned());
@@ -107,6 +120,7 @@ pub(crate) async fn form<D: Disk>(
     write_watermark(disk, Watermark::default())?;
     identity.stage = Stage::Member;
     write_identity(disk, &identity)?;
+    note_formed(disk)?;
     Ok(identity)
 }
 
@@ -124,16 +138,16 @@ fn say_lost(founding: &Founding, why: &str, waiting: &RefCell<String>) {
 
 /// Returns whether a cluster takes this empty node for one of its nodes. A service that was grown begins with one node, whose options name no
 /// other one: if its directory is lost, it would found a second cluster. The others of the first one try to connect to it.
-async fn is_awaited(listener: &TcpListener, tls: Option<&PeerTls>) -> bool {
-    let mut notices = Notices::default();
+async fn is_awaited(listener: &TcpListener, tls: Option<&PeerTls>, waiting: &RefCell<String>) -> bool {
+    waiting.replace("finds out whether a cluster takes it for one of its nodes".to_owned());
+    let mut greetings = Greetings::new(listener, tls);
     let awaited = async {
         loop {
-            if let Some((mut stream, purpose)) = next(listener, tls, &mut notices).await {
-                let why = purpose.as_ref().map_or_else(Clone::clone, |_| EMPTY.to_owned());
-                drop(wire::send(&mut stream.bytes(), &Answer::Refused(why)).await);
-                if purpose.is_ok() {
-                    return;
-                }
+            let (mut stream, purpose) = greetings.next().await;
+            let why = purpose.as_ref().map_or_else(Clone::clone, |_| EMPTY.to_owned());
+            drop(wire::send(&mut stream.bytes(), &Answer::Refused(why)).await);
+            if purpose.is_ok() {
+                return;
             }
         }
     };
@@ -189,13 +203,13 @@ async fn invited<D: Disk>(
     listener: &TcpListener,
     tls: Option<&PeerTls>,
 ) -> Result<Identity, StorageError> {
-    let mut notices = Notices::default();
+    let mut greetings = Greetings::new(listener, tls);
     loop {
-        let Some((mut stream, purpose)) = next(listener, tls, &mut notices).await else { continue };
+        let (mut stream, purpose) = greetings.next().await;
         match purpose {
             Ok(Purpose::Invite(invitation)) => {
                 if let Err(why) = check_invitation(founding, &invitation) {
-                    if notices.is_due(&why, 1) {
+                    if greetings.notices.is_due(&why, 1) {
                         tracing::warn!(why, "an invitation is refused");
                     }
                     drop(wire::send(&mut stream.bytes(), &Answer::Refused(why)).await);
@@ -223,15 +237,15 @@ async fn begun<D: Disk>(
     listener: &TcpListener,
     tls: Option<&PeerTls>,
 ) -> Result<Identity, StorageError> {
-    let mut notices = Notices::default();
-    let mut invitations = BTreeMap::from([(identity.member, identity.contacts.clone())]);
+    let mut greetings = Greetings::new(listener, tls);
+    let mut invitations = BTreeMap::from([(identity.member, identity.clone())]);
     loop {
-        let Some((mut stream, purpose)) = next(listener, tls, &mut notices).await else { continue };
+        let (mut stream, purpose) = greetings.next().await;
         if let Ok(Purpose::Invite(invitation)) = &purpose
             && invitation.cluster == identity.cluster
             && invitations.len() < INVITATIONS
         {
-            invitations.insert(invitation.member, invitation.contacts.clone());
+            invitations.insert(invitation.member, Identity { stage: Stage::Invited, ..(**invitation).clone() });
         }
         // The number under which it was added decides, and before that the last one. It has promised nothing under any.
         let number = match &purpose {
@@ -243,10 +257,10 @@ async fn begun<D: Disk>(
             }
             _ => None,
         };
-        if let Some((member, contacts)) = number.and_then(|number| invitations.get_key_value(&number))
-            && *member != identity.member
+        if let Some(invitation) = number.and_then(|number| invitations.get(&number))
+            && invitation.member != identity.member
         {
-            (identity.member, identity.contacts) = (*member, contacts.clone());
+            identity = invitation.clone();
             write_identity(disk, &identity)?;
         }
         match purpose.and_then(|purpose| check(&identity, purpose)) {
@@ -285,21 +299,44 @@ fn check_invitation(founding: &Founding, invitation: &Identity) -> Result<(), St
     Ok(())
 }
 
-/// Accepts the next connection, and receives its greeting.
-async fn next(
-    listener: &TcpListener,
-    tls: Option<&PeerTls>,
-    notices: &mut Notices,
-) -> Option<(Accepted, Result<Purpose, String>)> {
-    let greeting = async { greeted(listener.accept().await?.0, tls).await };
-    match greeting.await {
-        Ok(greeted) => Some(greeted),
-        Err(error) => {
-            let error: io::Error = error;
-            if notices.is_due(&error.to_string(), 1) {
-                tracing::warn!(%error, "a connection to the port of the members has ended");
+type Greeted = (Accepted, Result<Purpose, String>);
+
+/// The greetings on connections to a node that does not take part yet. A connection on which nothing is said holds up no other.
+struct Greetings<'a> {
+    listener: &'a TcpListener,
+    tls: Option<&'a PeerTls>,
+    pending: FuturesUnordered<LocalBoxFuture<'a, io::Result<Greeted>>>,
+    notices: Notices,
+}
+
+impl<'a> Greetings<'a> {
+    fn new(listener: &'a TcpListener, tls: Option<&'a PeerTls>) -> Greetings<'a> {
+        Greetings { listener, tls, pending: FuturesUnordered::new(), notices: Notices::default() }
+    }
+
+    /// Returns the next greeting.
+    async fn next(&mut self) -> Greeted {
+        loop {
+            let greeting = tokio::select! {
+                accepted = self.listener.accept(), if self.pending.len() < GREETINGS => match accepted {
+                    Ok((stream, _)) => {
+                        self.pending.push(Box::pin(greeted(stream, self.tls)));
+                        continue;
+                    }
+                    Err(error) => {
+                        sleep(PAUSE).await;
+                        Err(error)
+                    }
+                },
+                Some(greeting) = self.pending.next() => greeting,
+            };
+            match greeting {
+                Ok(greeting) => return greeting,
+                Err(error) if self.notices.is_due(&error.to_string(), 1) => {
+                    tracing::warn!(%error, "a connection to the port of the members has ended");
+                }
+                Err(_) => {}
             }
-            None
         }
     }
 }
@@ -348,6 +385,19 @@ mod tests {
             assert_eq!(read_identity(&disk).unwrap().unwrap().member, added);
             assert_eq!(welcome[..3], [true, true, false], "it was never invited under number 7");
         }
+    }
+
+    #[tokio::test]
+    async fn silent_connections_do_not_keep_a_cluster_from_an_empty_node() {
+        let listener = TcpListener::bind("localhost:0").await.unwrap();
+        let mut silent = Vec::new();
+        for _ in 0..GREETINGS / 2 {
+            silent.push(tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap());
+        }
+        let waiting = RefCell::default();
+        let said = [messages(5)];
+        let (is_awaited, welcome) = tokio::join!(is_awaited(&listener, None, &waiting), connect(&listener, &said));
+        assert!(is_awaited && welcome == [false]);
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
+use super::FORMING;
 use super::dir_lock::DirLock;
 use super::error::StorageError;
 
@@ -133,8 +134,11 @@ impl RealDisk {
         let dir_lock = DirLock::acquire(&disk.directory)?;
         // Listed again under the lock: another service may have created its files meanwhile, and ended.
         let names = disk.list().map_err(|source| failed("list", source))?;
-        let has_data =
-            |name: &String| name == "watermark" || name.starts_with("log-") || name.starts_with("snapshot-");
+        let has_data = |name: &String| {
+            ["watermark", FORMING].contains(&name.as_str())
+                || name.starts_with("log-")
+                || name.starts_with("snapshot-")
+        };
         if was_used && !names.iter().any(has_data) && !may_start_empty {
             return Err(StorageError::FilesRemoved { directory: disk.path("") });
         }

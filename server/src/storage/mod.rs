@@ -223,6 +223,26 @@ pub(crate) fn check_empty<D: Disk>(disk: &D, has_begun: bool) -> Result<(), Stor
     Ok(())
 }
 
+/// The file of a node that does not take part in a cluster yet. It has promised nothing, so it may start again without other files.
+pub(crate) const FORMING: &str = "forming";
+
+/// Notes, durably, that a node does not take part yet.
+pub(crate) fn note_forming<D: Disk>(disk: &D) -> Result<(), StorageError> {
+    let failed = |source| StorageError::io("create", disk.path(FORMING), source);
+    match disk.create(FORMING) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        created => created.and_then(|_| disk.sync()).map_err(failed),
+    }
+}
+
+/// Forgets it, once the node has a watermark.
+pub(crate) fn note_formed<D: Disk>(disk: &D) -> Result<(), StorageError> {
+    match disk.remove(FORMING) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        removed => removed.map_err(|source| StorageError::io("remove", disk.path(FORMING), source)),
+    }
+}
+
 /// Writes a snapshot, durably, and removes older ones. May be done while the log is being written.
 ///
 /// # Errors

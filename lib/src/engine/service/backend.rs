@@ -316,7 +316,7 @@ impl ServiceBackend {
             let login = within(login_limit, self.log_in(&connection, is_direct)).await;
             let hello = login.map_err(|error| if error.is_silent() { unanswered(error) } else { error })?;
             is_logged_in.set(true);
-            probe::check_cluster(&self.dialer, node, &hello).await?;
+            probe::check_cluster(&self.dialer, node, &hello, probe::Refused::Smaller).await?;
             within(limit, self.attach_all(&connection)).await?;
             connection.attached();
             self.dialer.set_cluster(hello.cluster);

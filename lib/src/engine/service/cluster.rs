@@ -13,7 +13,7 @@ use super::connection::{CALL_TIMEOUT, Connection, Dialer};
 use super::error::{NoReply, ReplyError, Unexpected};
 use super::hello::hello;
 use super::nodes::{ClientAge, NodeErrors};
-use super::probe::check_cluster;
+use super::probe::{Refused, check_cluster};
 use super::wire::{self, Command, field, items, number, optional, text};
 use super::{Config, ServiceBackend};
 use crate::engine::Failure;
@@ -266,7 +266,7 @@ async fn with_node<T>(
                 // The node need not lead.
                 let hello = hello(&connection, config.login.as_ref())?.await?;
                 hello.check_is_node(config)?;
-                check_cluster(&dialer, at, &hello).await?;
+                check_cluster(&dialer, at, &hello, Refused::UnlessLarger).await?;
                 does(&connection).await
             };
             let mut work = pin!(work);

@@ -85,25 +85,41 @@ async fn greet(dialer: &Dialer, node: usize) -> Result<Hello, ConnectError> {
     }
 }
 
+/// Which cluster is refused, if a URL names two and the client was connected to none of them before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// Each that has fewer nodes than the URL: a client must not choose.
+    Smaller,
+    /// Each that does not have more nodes than the other one: an operator must be able to repair the larger one.
+    UnlessLarger,
+}
+
 /// Refuses the cluster of this node if another node of the URL is in another one. The other nodes are asked only if there is reason to:
 /// the cluster has fewer nodes than the URL, or is not the one that the client was connected to. A node whose directory was lost may
 /// have been started as a cluster of its own, or an old cluster may still run beside the one that was restored.
-pub(super) async fn check_cluster(dialer: &Dialer, node: usize, hello: &Hello) -> Result<(), ConnectError> {
+pub(super) async fn check_cluster(
+    dialer: &Dialer,
+    node: usize,
+    hello: &Hello,
+    refused: Refused,
+) -> Result<(), ConnectError> {
     let (addresses, last) = (dialer.config.addresses.len(), dialer.cluster());
     let is_another = last.is_some() && last != hello.cluster;
     if addresses == 1 || (hello.nodes >= addresses && !is_another) {
         return Ok(());
     }
-    let asked = join_all(dialer.others(node).map(|other| async move {
-        let cluster = within(ROUND_TIMEOUT, greet(dialer, other)).await.ok().and_then(|reply| reply.cluster);
-        (other, cluster)
-    }));
+    let asked = join_all(
+        dialer
+            .others(node)
+            .map(|other| async move { (other, within(ROUND_TIMEOUT, greet(dialer, other)).await.ok()) }),
+    );
     // An unknown cluster is left alone while the known one can be reached, and a small one while there is any other.
-    let is_preferred = |cluster: &String| match is_another {
-        true => Some(cluster) == last.as_ref(),
-        false => Some(cluster) != hello.cluster.as_ref(),
+    let is_preferred = |reply: &Hello| match is_another {
+        true => reply.cluster == last,
+        false => reply.cluster != hello.cluster && (refused == Refused::Smaller || reply.nodes >= hello.nodes),
     };
-    match asked.await.into_iter().find(|(_, cluster)| cluster.as_ref().is_some_and(is_preferred)) {
+    let is_of_cluster = |reply: &&Hello| reply.cluster.is_some();
+    match asked.await.into_iter().find(|(_, reply)| reply.as_ref().filter(is_of_cluster).is_some_and(is_preferred)) {
         Some((other, _)) => Err(ConnectError::transient(format!(
             "it is in another cluster than {}: the URL names two clusters (palisade doctor shows them)",
             dialer.address(other)
