@@ -250,13 +250,17 @@ impl Process {
         let began = Instant::now();
         while !answers() {
             if began.elapsed() > PATIENCE || self.child.try_wait()?.is_some() {
-                let reply = fs::read_to_string(&self.log).unwrap_or_default();
-                let lines: Vec<&str> = reply.lines().collect();
-                return Err(Absent::Silent(self.program, lines[lines.len().saturating_sub(5)..].join("\n")));
+                return Err(Absent::Silent(self.program, self.last_lines()));
             }
             thread::sleep(PAUSE);
         }
         Ok(())
+    }
+
+    fn last_lines(&self) -> String {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(5)..].join("\n")
     }
 
     fn signal(&self, signal: Signal) {
@@ -273,7 +277,13 @@ impl Process {
 }
 
 impl Drop for Process {
+    #[allow(clippy::print_stderr, reason = "a test that fails because its server has ended must show why it ended")]
     fn drop(&mut self) {
+        if thread::panicking()
+            && let Ok(Some(status)) = self.child.try_wait()
+        {
+            eprintln!("{} has ended before ({status}); it said:\n{}", self.program, self.last_lines());
+        }
         self.end();
     }
 }
