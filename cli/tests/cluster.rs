@@ -186,6 +186,16 @@ impl Nodes {
         self.nodes.insert(name, Node { resp, peers, child, lines });
     }
 
+    fn kill(&mut self, name: &str) {
+        end(&mut self.nodes.get_mut(name).unwrap().child);
+    }
+
+    /// Kills a node, and removes its directory.
+    fn lose_directory(&mut self, name: &str) {
+        self.kill(name);
+        std::fs::remove_dir_all(self.sandbox.path().join(name)).unwrap();
+    }
+
     /// Waits until a node prints a line that contains this.
     fn until_said(&self, name: &str, part: &str) -> String {
         let until = Instant::now() + BOUND;
@@ -311,8 +321,7 @@ fn a_service_is_grown_and_moved_while_a_lock_is_held() {
 fn a_node_that_has_lost_its_directory_is_replaced() {
     let mut nodes = Nodes::three();
     let before = nodes.token();
-    end(&mut nodes.nodes.get_mut("b").unwrap().child);
-    std::fs::remove_dir_all(nodes.sandbox.path().join("b")).unwrap();
+    nodes.lose_directory("b");
     // It is empty, and the others still know its old number.
     nodes.start("b", &["--node", "b", "--join", "--peers", "PEERS"]);
     let node = nodes.node("b");
@@ -366,14 +375,13 @@ fn the_first_founder_that_has_lost_its_directory_is_replaced() {
 fn the_first_node_of_a_grown_service_that_has_lost_its_directory_is_replaced() {
     let mut nodes = Nodes::three();
     let before = nodes.token();
-    end(&mut nodes.nodes.get_mut("a").unwrap().child);
-    std::fs::remove_dir_all(nodes.sandbox.path().join("a")).unwrap();
+    nodes.lose_directory("a");
     nodes.start("a", &["--node", "a", "--cluster", "a=PEERS"]);
     let said = nodes.until_said("a", "waits to be added");
     assert!(said.contains("palisade cluster remove a"), "{said}");
     assert!(nodes.token() > before);
     // It has promised nothing, and may be restarted.
-    end(&mut nodes.nodes.get_mut("a").unwrap().child);
+    nodes.kill("a");
     nodes.start("a", &["--node", "a", "--cluster", "a=PEERS"]);
     nodes.until_said("a", "waits to be added");
     let node = nodes.node("a");
@@ -573,7 +581,7 @@ fn requests_that_cannot_be_carried_out_say_why() {
 fn a_node_whose_log_is_damaged_is_replaced() {
     let mut nodes = Nodes::three();
     let before = nodes.token();
-    end(&mut nodes.nodes.get_mut("b").unwrap().child);
+    nodes.kill("b");
     let directory = nodes.sandbox.path().join("b");
     let log = std::fs::read_dir(&directory).unwrap().map(|file| file.unwrap().path());
     let log = log.into_iter().find(|file| file.file_name().unwrap().to_string_lossy().starts_with("log-")).unwrap();
@@ -595,14 +603,14 @@ fn a_node_whose_log_is_damaged_is_replaced() {
 #[test]
 fn a_node_that_was_down_follows_one_that_was_added_meanwhile() {
     let mut nodes = Nodes::three();
-    end(&mut nodes.nodes.get_mut("c").unwrap().child);
+    nodes.kill("c");
     nodes.join("d");
     nodes.done(&["transfer", "d"]);
     let before = nodes.token();
     nodes.start("c", &[]);
     nodes.until_said("c", "ready");
     // Three of four decide. Without a, each of the others must answer d.
-    end(&mut nodes.nodes.get_mut("a").unwrap().child);
+    nodes.kill("a");
     assert!(nodes.token() > before);
     assert_eq!(nodes.leader(), "d");
     assert_eq!(nodes.roles()["c"], "follower");
@@ -731,7 +739,7 @@ fn a_node_with_an_older_copy_of_its_directory_stops() {
     let mut nodes = Nodes::three();
     let name = if nodes.leader() == "b" { "c" } else { "b" };
     let (directory, copy) = (nodes.sandbox.path().join(name), nodes.sandbox.path().join("copy"));
-    end(&mut nodes.nodes.get_mut(name).unwrap().child);
+    nodes.kill(name);
     let copied = Command::new("cp").arg("-a").arg(&directory).arg(&copy).status().unwrap();
     assert!(copied.success());
     nodes.start(name, &[]);
@@ -746,7 +754,7 @@ fn a_node_with_an_older_copy_of_its_directory_stops() {
     while !has_all(&nodes) {
         assert!(Instant::now() < until, "{}", nodes.status());
     }
-    end(&mut nodes.nodes.get_mut(name).unwrap().child);
+    nodes.kill(name);
     std::fs::remove_dir_all(&directory).unwrap();
     std::fs::rename(&copy, &directory).unwrap();
     nodes.start(name, &[]);
@@ -762,15 +770,13 @@ fn clients_of_a_cluster_refuse_a_service_of_its_own() {
     let mut nodes = Nodes::three();
     let url = nodes.url();
     nodes.sandbox.stdout(&["--url", &url, "acquire", "held", "--ttl", "5m"]);
-    end(&mut nodes.nodes.get_mut("a").unwrap().child);
-    std::fs::remove_dir_all(nodes.sandbox.path().join("a")).unwrap();
+    nodes.lose_directory("a");
     nodes.start("a", &[]);
     nodes.until_said("a", "ready");
     let refused = nodes.sandbox.run(&["--url", &url, "run", "--no-wait", "held", "--", "true"]);
     assert_eq!(refused.code, Some(75), "{}", refused.err);
     // As a cluster of its own it is refused while the others answer. At its old address it would wait to be replaced.
-    end(&mut nodes.nodes.get_mut("a").unwrap().child);
-    std::fs::remove_dir_all(nodes.sandbox.path().join("a")).unwrap();
+    nodes.lose_directory("a");
     nodes.start("a", &["--node", "a", "--cluster", &format!("a=localhost:{}", free_port())]);
     nodes.until_said("a", "ready");
     let refused = nodes.sandbox.run(&["--url", &url, "run", "--no-wait", "held", "--", "true"]);
@@ -795,7 +801,7 @@ fn a_node_that_is_needed_is_not_removed() {
     let mut nodes = Nodes::three();
     nodes.done(&["transfer", "a"]);
     let before = nodes.token();
-    end(&mut nodes.nodes.get_mut("b").unwrap().child);
+    nodes.kill("b");
     let (code, errors) = nodes.cluster(&["remove", "c"]);
     assert!(code == Some(64) && errors.contains("too few of the other nodes run"), "{code:?} {errors}");
     nodes.done(&["remove", "b"]);
@@ -806,7 +812,7 @@ fn a_node_that_is_needed_is_not_removed() {
     let (code, errors) = nodes.cluster(&["backup", &link.display().to_string()]);
     assert!(code == Some(64) && errors.contains("no regular file"), "{code:?} {errors}");
     // Without a majority there is no backup.
-    end(&mut nodes.nodes.get_mut("c").unwrap().child);
+    nodes.kill("c");
     let until = Instant::now() + BOUND;
     while nodes.status_or_none().is_some_and(|status| !status["leader"].is_null()) {
         assert!(Instant::now() < until, "a node leads without a majority");

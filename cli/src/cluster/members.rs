@@ -102,7 +102,7 @@ pub(super) async fn add(config: &Config, node: &Member, timeout: Duration) -> Re
     }
     progress.has_begun = true;
     look(config, &mut progress, &what, |status| match status.members.iter().find(|member| member.name == *name) {
-        Some(member) if ["follower", "leader"].contains(&member.role.as_str()) => None,
+        Some(member) if has_vote(member) => None,
         Some(MemberStatus { problem: Some(problem), .. }) => {
             Some(format!("the log does not reach it: {}", plain(problem)))
         }
@@ -113,6 +113,10 @@ pub(super) async fn add(config: &Config, node: &Member, timeout: Duration) -> Re
     drop(progress);
     say(&format!("node {name} is a member of the cluster now, and votes"));
     Ok(())
+}
+
+fn has_vote(member: &MemberStatus) -> bool {
+    ["leader", "follower"].contains(&member.role.as_str())
 }
 
 /// Returns whether a node with this name is a member, for all that can be found out.
@@ -137,8 +141,7 @@ pub(super) async fn remove(config: &Config, name: &str) -> Result<(), Failure> {
     progress.has_begun = true;
     look(config, &mut progress, &what, |status| {
         let leaving = status.members.iter().find(|member| member.name == name)?;
-        let has_vote = ["leader", "follower"].contains(&leaving.role.as_str());
-        Some(if has_vote { "it loses its vote" } else { "it has no vote any more" }.to_owned())
+        Some(if has_vote(leaving) { "it loses its vote" } else { "it has no vote any more" }.to_owned())
     })
     .await?;
     drop(progress);

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::sandbox::{CommandOutput, Sandbox, repository};
-use crate::{BOUND, Nodes, end, free_port};
+use crate::{BOUND, Nodes, free_port};
 
 /// Kills b and c, and waits until a does not lead any more.
 fn without_majority(nodes: &mut Nodes) {
     for name in ["b", "c"] {
-        end(&mut nodes.nodes.get_mut(name).unwrap().child);
+        nodes.kill(name);
     }
     let until = Instant::now() + BOUND;
     while nodes.status_or_none().is_some_and(|status| !status["leader"].is_null()) {
@@ -96,7 +96,7 @@ fn a_job_that_is_ended_without_a_majority_says_why() {
 #[test]
 fn doctor_counts_the_nodes_that_are_left() {
     let mut nodes = Nodes::three();
-    end(&mut nodes.nodes.get_mut("c").unwrap().child);
+    nodes.kill("c");
     let doctor = nodes.sandbox.run(&["--url", &nodes.url(), "doctor"]);
     assert_eq!(doctor.code, Some(0), "{}", doctor.err);
     let down = nodes.resp("c");

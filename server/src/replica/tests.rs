@@ -470,6 +470,8 @@ fn an_only_voter_does_not_lead_before_it_has_written_its_log() {
 /// The consensus library keeps a record of each step until it is told that the step is durable, also if there was nothing to write.
 #[test]
 fn idle_members_need_no_more_memory() {
+    const TICKS: usize = 250_000;
+
     fn resident_bytes() -> usize {
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
         pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
@@ -495,7 +497,6 @@ fn idle_members_need_no_more_memory() {
     }
     let grown = resident_bytes().saturating_sub(before);
     // A record has 56 bytes, and each member takes at least one step for each tick.
-    const TICKS: usize = 250_000;
     assert!(grown < TICKS * 56 / 2, "{grown} bytes more");
     assert!(members[0].is_leader());
 }
