@@ -1,7 +1,7 @@
 //! Clusters without a majority, and nodes that cannot start or be reached: each command says what is wrong and what to do.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -164,6 +164,43 @@ fn a_node_to_be_added_that_can_never_be_is_not_waited_for() {
         let (code, errors) = nodes.cluster(&["add", &node]);
         assert!(code == Some(64) && errors.contains(part), "{node}: {code:?} {errors}");
     }
+}
+
+/// A node that can be asked whether it may be added, and then cannot be reached: behind a firewall, say.
+#[test]
+fn a_node_that_the_log_does_not_reach_is_named_with_the_reason() {
+    let mut nodes = Nodes::new();
+    nodes.start("a", &["--node", "a", "--cluster", "a=PEERS"]);
+    nodes.until_said("a", "ready");
+    nodes.start("d", &["--node", "d", "--join", "--peers", "PEERS"]);
+    nodes.until_said("d", "waits to be added");
+    let address = passes_one_connection(nodes.nodes["d"].peers);
+    let (code, errors) = nodes.cluster(&["add", &format!("d={address}"), "--timeout", "10s"]);
+    assert_eq!(code, Some(69), "{errors}");
+    assert!(
+        errors.contains("adding node d has begun, and goes on by itself: the log does not reach it: "),
+        "{errors}"
+    );
+}
+
+/// Returns an address from which one connection is passed on to this port, and no other one.
+fn passes_one_connection(port: u16) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (client, _) = listener.accept().unwrap();
+        drop(listener);
+        let server = TcpStream::connect(("localhost", port)).unwrap();
+        for (from, to) in [(&client, &server), (&server, &client)] {
+            let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+            std::thread::spawn(move || {
+                // Either side may close it.
+                let _ = std::io::copy(&mut from, &mut to);
+                let _ = to.shutdown(Shutdown::Write);
+            });
+        }
+    });
+    address
 }
 
 #[test]

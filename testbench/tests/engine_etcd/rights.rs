@@ -3,13 +3,14 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use palisade::engine::Watched;
-use palisade::{Options, Palisade};
+use palisade::{Event, Options, Palisade, Watch};
 use palisade_testbench::bounded::within;
 use palisade_testbench::proxy::Towards;
 use tokio::time::timeout;
 
-use crate::fixture::{Fixture, LONG_TTL, alone, check, take, taking, until_idle, until_queued};
+use crate::fixture::{Fixture, LONG_TTL, alone, check, take, taking, token, until_idle, until_queued};
 
 const ROOT: &str = "--user=root:xyzzy";
 
@@ -69,11 +70,10 @@ fn a_watch_whose_events_were_compacted_goes_on_when_the_locks_can_be_read_again(
         let fixture = guarded();
         let (alice, bob) = (client("app", fixture.proxy.address).await, client("other", fixture.address).await);
         let mut watch = alice.watch("").await.expect("a watch");
-        take(&bob, "lock").await.release().await.expect("it is held");
-        within("the watch has begun", watch.next()).await.expect("an event");
         // On a busy machine the client may give up a connection that is silent while it lags behind. Another one reads the locks again.
         for attempt in 1.. {
             assert!(attempt < 10, "the client never kept its connection");
+            until_up_to_date(&mut watch, &bob).await;
             let connections = fixture.proxy.accepted();
             lag_behind(&fixture, &bob).await;
             let revision = fixture.etcd().ctl(&[ROOT, "get", "none", "--write-out", "fields"]);
@@ -106,14 +106,36 @@ fn a_watch_whose_events_were_compacted_goes_on_when_the_locks_can_be_read_again(
     });
 }
 
-/// Makes more changes than etcd and the connections of the proxy hold for a client.
+/// Waits until a watch shows what has just happened.
+async fn until_up_to_date(watch: &mut Watch, bob: &Palisade) {
+    let shown = async {
+        // A watch that just had another connection may have missed a grant.
+        loop {
+            let held = take(bob, "lock").await;
+            let granted = token(&held);
+            held.release().await.expect("it is held");
+            while let Ok(next) = timeout(Duration::from_secs(1), watch.next()).await {
+                if matches!(next, Some(Watched::Event(Event::Granted { token, .. })) if token == granted) {
+                    return;
+                }
+            }
+        }
+    };
+    within("the watch shows what happens", shown).await;
+}
+
+/// Makes more changes than etcd and the connections of the proxy hold for a client. Many at a time: the client gives up a connection
+/// that is silent for longer.
 async fn lag_behind(fixture: &Fixture, bob: &Palisade) {
     fixture.proxy.hold_all(Towards::Client);
-    let leader = bob.election("boss").campaign("first").await.expect("a leader");
     // The receive window of an HTTP/2 stream has 2 MiB, and etcd keeps 128 responses of a stream.
     let large = "x".repeat(4_000);
-    for _ in 0..800 {
-        leader.publish(&large).await.expect("published");
-    }
-    leader.release().await.expect("it is held");
+    let terms = (0..40).map(async |number| {
+        let leader = bob.election(format!("boss/{number}")).campaign("first").await.expect("a leader");
+        for _ in 0..20 {
+            leader.publish(&large).await.expect("published");
+        }
+        leader.release().await.expect("it is held");
+    });
+    join_all(terms).await;
 }
