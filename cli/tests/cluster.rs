@@ -159,11 +159,17 @@ impl Nodes {
         Nodes { sandbox: Sandbox::new(), nodes: BTreeMap::new() }
     }
 
-    /// Starts three nodes, a, b and c.
-    fn three() -> Nodes {
+    /// Starts node a, a cluster of its own to which others can be added.
+    fn one() -> Nodes {
         let mut nodes = Nodes::new();
         nodes.start("a", &["--node", "a", "--cluster", "a=PEERS"]);
         nodes.until_said("a", "ready");
+        nodes
+    }
+
+    /// Starts three nodes, a, b and c.
+    fn three() -> Nodes {
+        let mut nodes = Nodes::one();
         nodes.join("b");
         nodes.join("c");
         nodes
@@ -419,9 +425,7 @@ fn commands_for_operators_pass_over_a_node_that_is_a_cluster_of_its_own() {
 /// A node that begins would take such a log for its own, and vote with it.
 #[test]
 fn a_log_without_its_identity_is_no_empty_directory() {
-    let mut nodes = Nodes::new();
-    nodes.start("a", &["--node", "a", "--cluster", "a=PEERS"]);
-    nodes.until_said("a", "ready");
+    let mut nodes = Nodes::one();
     nodes.token();
     nodes.nodes.remove("a");
     let directory = nodes.sandbox.path().join("a");
@@ -546,9 +550,7 @@ fn nodes_trust_the_certificates_of_their_authority_only() {
 
 #[test]
 fn requests_that_cannot_be_carried_out_say_why() {
-    let mut nodes = Nodes::new();
-    nodes.start("a", &["--node", "a", "--cluster", "a=PEERS"]);
-    nodes.until_said("a", "ready");
+    let nodes = Nodes::one();
     let own = nodes.node("a");
     for (arguments, code, part) in [
         (vec!["remove", "x"], 64, "there is no node 'x'"),

@@ -39,7 +39,7 @@ Examples:
 
 Exit codes:
   0   updates were lost without a fence, and none with the strict fence
-  1   inconclusive: no update was lost, or no writer was overtaken; try longer
+  1   inconclusive: no loss without a fence, or no writer overtaken; try longer
   2   an update was lost despite the strict fence: please report it
   64  misuse
   69  the engine or the resource cannot be used

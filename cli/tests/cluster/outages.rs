@@ -152,9 +152,7 @@ fn a_client_asks_a_cluster_without_a_leader_less_and_less_often() {
 
 #[test]
 fn a_node_to_be_added_that_can_never_be_is_not_waited_for() {
-    let mut nodes = Nodes::new();
-    nodes.start("a", &["--node", "a", "--cluster", "a=PEERS"]);
-    nodes.until_said("a", "ready");
+    let mut nodes = Nodes::one();
     nodes.start("d", &["--node", "d", "--join", "--peers", "PEERS"]);
     nodes.until_said("d", "waits to be added");
     let misnamed = nodes.node("d").replace("d=", "b=");
@@ -169,9 +167,7 @@ fn a_node_to_be_added_that_can_never_be_is_not_waited_for() {
 /// A node that can be asked whether it may be added, and then cannot be reached: behind a firewall, say.
 #[test]
 fn a_node_that_the_log_does_not_reach_is_named_with_the_reason() {
-    let mut nodes = Nodes::new();
-    nodes.start("a", &["--node", "a", "--cluster", "a=PEERS"]);
-    nodes.until_said("a", "ready");
+    let mut nodes = Nodes::one();
     nodes.start("d", &["--node", "d", "--join", "--peers", "PEERS"]);
     nodes.until_said("d", "waits to be added");
     let address = passes_one_connection(nodes.nodes["d"].peers);
@@ -239,9 +235,7 @@ fn a_certificate_is_for_a_host_without_a_port() {
 
 #[test]
 fn a_port_that_is_not_for_clients_or_is_taken_is_explained() {
-    let mut nodes = Nodes::new();
-    nodes.start("a", &["--node", "a", "--cluster", "a=PEERS"]);
-    nodes.until_said("a", "ready");
+    let mut nodes = Nodes::one();
     let address = format!("127.0.0.1:{}", nodes.nodes["a"].peers);
     let listed = nodes.sandbox.run(&["--url", &format!("palisade://{address}"), "ls"]);
     assert_eq!(listed.code, Some(69), "{}", listed.err);
