@@ -6,7 +6,7 @@ use palisade_core::{Label, LockName, Refusal, SessionId, Token};
 
 use crate::connect::Target;
 use crate::engine::{Engine, Failure, Forced, Guarantees, Level, LockInfo, Raised};
-use crate::keeper::{ForceRelease, Link, Op, Start};
+use crate::keeper::{ForceRelease, Link, Op};
 use crate::recipe::Partitions;
 use crate::{
     DetachedSession, Election, Error, ErrorKind, Lock, LockSet, Misuse, Options, Request, RwLock, Semaphore, Watch,
@@ -81,8 +81,7 @@ impl Palisade {
     pub(crate) async fn connect(url: &str, options: Options) -> Result<Palisade, Error> {
         let target = Target::parse(url)?;
         let engine = target.engine();
-        let link = Link::start(engine, options, async move |options, start| target.connect(options, start).await);
-        let link = link.await?;
+        let link = Link::start(engine, options, async move || target.connect().await).await?;
         Ok(Palisade { link })
     }
 
@@ -91,10 +90,7 @@ impl Palisade {
         options: Options,
         connect: impl AsyncFnOnce() -> Result<E, Failure> + Send + 'static,
     ) -> Result<Palisade, Error> {
-        let connect = async move |options, start: Start| match connect().await {
-            Ok(engine) => start.keep(engine, options).await,
-            Err(failure) => start.fail(Error::new(failure.into(), name, "connect")),
-        };
+        let connect = async move || Ok(Box::new(connect().await?) as Box<dyn Engine>);
         let link = Link::start(name, options, connect).await?;
         Ok(Palisade { link })
     }

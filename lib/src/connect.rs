@@ -22,8 +22,7 @@ use crate::engine::service;
 #[cfg(feature = "zookeeper")]
 use crate::engine::zookeeper;
 use crate::engine::{Engine, Failure};
-use crate::keeper::Start;
-use crate::{Error, ErrorKind, Misuse, Options};
+use crate::{Error, ErrorKind, Misuse};
 
 /// The engine that a URL names, and its configuration.
 #[allow(clippy::large_enum_variant, reason = "one exists per client, while it connects")]
@@ -125,45 +124,32 @@ impl Target {
         }
     }
 
-    /// Connects the engine, on the keeper's thread, and keeps a session on it.
-    pub(crate) async fn connect(self, options: Options, start: Start) {
-        let name = self.engine();
-        match self {
-            Target::Memory(config) => keep(Ok(memory::Memory::connect(&config)), name, options, start).await,
+    /// Connects the engine, on the keeper's thread.
+    pub(crate) async fn connect(self) -> Result<Box<dyn Engine>, Failure> {
+        Ok(match self {
+            Target::Memory(config) => Box::new(memory::Memory::connect(&config)),
             #[cfg(feature = "consul")]
-            Target::Consul(config) => keep(consul::Consul::connect(config).await, name, options, start).await,
+            Target::Consul(config) => Box::new(consul::Consul::connect(config).await?),
             #[cfg(feature = "embedded")]
-            Target::Embedded(config) => keep(embedded::Embedded::connect(config).await, name, options, start).await,
+            Target::Embedded(config) => Box::new(embedded::Embedded::connect(config).await?),
             #[cfg(feature = "etcd")]
-            Target::Etcd(config) => keep(etcd::Etcd::connect(config).await, name, options, start).await,
+            Target::Etcd(config) => Box::new(etcd::Etcd::connect(config).await?),
             #[cfg(feature = "mysql")]
-            Target::Mysql(config) => keep(mysql::Mysql::connect(config).await, name, options, start).await,
+            Target::Mysql(config) => Box::new(mysql::Mysql::connect(config).await?),
             #[cfg(feature = "postgres")]
             Target::Postgres(config) => match config.mode {
-                postgres::Mode::Rows => keep(postgres::Postgres::connect(config).await, name, options, start).await,
-                postgres::Mode::Advisory => {
-                    keep(advisory::Advisory::connect(config).await, name, options, start).await;
-                }
+                postgres::Mode::Rows => Box::new(postgres::Postgres::connect(config).await?),
+                postgres::Mode::Advisory => Box::new(advisory::Advisory::connect(config).await?),
             },
             #[cfg(feature = "redis")]
-            Target::Redis(config) => keep(redis::Redis::connect(config).await, name, options, start).await,
+            Target::Redis(config) => Box::new(redis::Redis::connect(config).await?),
             #[cfg(feature = "redlock")]
-            Target::Redlock(config) => keep(redlock::Redlock::connect(config).await, name, options, start).await,
+            Target::Redlock(config) => Box::new(redlock::Redlock::connect(config).await?),
             #[cfg(feature = "service")]
-            Target::Service(config) => keep(service::Service::connect(config).await, name, options, start).await,
+            Target::Service(config) => Box::new(service::Service::connect(config).await?),
             #[cfg(feature = "zookeeper")]
-            Target::Zookeeper(config) => {
-                keep(zookeeper::Zookeeper::connect(config).await, name, options, start).await
-            }
-        }
-    }
-}
-
-/// Keeps a session on an engine, or reports why the engine could not be connected.
-async fn keep<E: Engine>(engine: Result<E, Failure>, name: &'static str, options: Options, start: Start) {
-    match engine {
-        Ok(engine) => start.keep(engine, options).await,
-        Err(failure) => start.fail(connect_error(name, failure)),
+            Target::Zookeeper(config) => Box::new(zookeeper::Zookeeper::connect(config).await?),
+        })
     }
 }
 
@@ -171,10 +157,6 @@ async fn keep<E: Engine>(engine: Result<E, Failure>, name: &'static str, options
 #[allow(dead_code, reason = "a build with the memory engine alone has no other URLs")]
 fn bad_url(engine: &'static str) -> impl Fn(Failure) -> Error {
     move |failure| Error::new(ErrorKind::Misuse(Misuse::Url(failure.to_string())), engine, "connect")
-}
-
-fn connect_error(engine: &'static str, failure: Failure) -> Error {
-    Error::new(failure.into(), engine, "connect")
 }
 
 /// Returns what to write instead of a URL that names no engine, if that can be told.

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use palisade::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, LockInfo, Notice, Opened, Raised, Released,
     Unavailable, Watched,
@@ -136,7 +137,7 @@ impl EngineFaults {
     }
 
     /// Wraps an engine.
-    pub fn wrap<E: Engine>(&self, engine: E) -> FaultyEngine<E> {
+    pub fn wrap(&self, engine: Box<dyn Engine>) -> FaultyEngine {
         FaultyEngine { engine, faults: self.clone() }
     }
 
@@ -276,12 +277,12 @@ impl Drop for Running {
 }
 
 /// An engine with injected faults.
-pub struct FaultyEngine<E> {
-    engine: E,
+pub struct FaultyEngine {
+    engine: Box<dyn Engine>,
     faults: EngineFaults,
 }
 
-impl<E> FaultyEngine<E> {
+impl FaultyEngine {
     async fn act<T>(&self, call: Call, ask: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
         let (_running, act) = self.faults.begin(call);
         self.faults.line().await?;
@@ -330,7 +331,8 @@ async fn pass_on(
     }
 }
 
-impl<E: Engine> Engine for FaultyEngine<E> {
+#[async_trait(?Send)]
+impl Engine for FaultyEngine {
     fn guarantees(&self) -> Guarantees {
         (self.faults.declares)(self.engine.guarantees())
     }

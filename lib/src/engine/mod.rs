@@ -40,9 +40,9 @@ mod sql_text;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 
-use std::future::Future;
 use std::os::fd::OwnedFd;
 
+use async_trait::async_trait;
 use palisade_core::{Ending, Event, LockName, SessionEnd, SessionId, Token};
 use tokio::sync::mpsc;
 
@@ -63,80 +63,70 @@ pub use palisade_core::{Acquire, Caller, Delay, Label, Patience, Reentry, Reques
 ///
 /// Any future may be dropped at any await point. The call may have taken effect or not. For
 /// [`acquire`](Engine::acquire) the caller finds out by [`cancel`](Engine::cancel) with the same number.
-pub trait Engine: Sized + 'static {
+///
+/// # Implementation
+///
+/// An implementation has the attribute `#[async_trait(?Send)]` of the crate `async-trait`: the keeper calls every engine
+/// behind `dyn Engine`, so that it is compiled once.
+#[async_trait(?Send)]
+pub trait Engine: 'static {
     /// Returns the promises of this engine. They are constant once it is connected.
     fn guarantees(&self) -> Guarantees;
 
     /// Opens a session. It lives for `ttl` after the engine has answered this call, and after each answered keep-alive.
-    fn open_session(&self, ttl: Ttl, label: Label) -> impl Future<Output = Result<Opened, Failure>>;
+    async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure>;
 
     /// Keeps a session alive for another TTL. [`Failure::SessionEnded`] if it has ended.
-    fn keep_alive(&self, session: SessionId) -> impl Future<Output = Result<(), Failure>>;
+    async fn keep_alive(&self, session: SessionId) -> Result<(), Failure>;
 
     /// Ends a session, all its grants and all its waits. Closing a session that has ended is not an error.
-    fn close_session(&self, session: SessionId) -> impl Future<Output = Result<(), Failure>>;
+    async fn close_session(&self, session: SessionId) -> Result<(), Failure>;
 
     /// Keeps a session alive for another TTL, and detaches it: from now on neither the end of this engine nor that of its
     /// process ends the session. Any client can then keep it alive, release its grants and close it.
-    fn detach_session(&self, session: SessionId) -> impl Future<Output = Result<(), Failure>>;
+    async fn detach_session(&self, session: SessionId) -> Result<(), Failure>;
 
     /// Acquires locks. With [`Patience::Wait`] the call waits until they are granted. With `Try` it returns
     /// [`Acquired::Busy`] if they are not available now.
-    fn acquire(&self, acquire: Acquire) -> impl Future<Output = Result<Acquired, Failure>>;
+    async fn acquire(&self, acquire: Acquire) -> Result<Acquired, Failure>;
 
     /// Cancels the acquire with this number: it waits no longer, and if it has not arrived yet, it will be refused. If it
     /// was granted before, the result is [`Cancelled::WasGranted`], and the grant remains.
-    fn cancel(&self, session: SessionId, number: RequestNo) -> impl Future<Output = Result<Cancelled, Failure>>;
+    async fn cancel(&self, session: SessionId, number: RequestNo) -> Result<Cancelled, Failure>;
 
     /// Releases the grant with this token, and no other.
-    fn release(
-        &self,
-        session: SessionId,
-        lock: LockName,
-        token: Token,
-    ) -> impl Future<Output = Result<Released, Failure>>;
+    async fn release(&self, session: SessionId, lock: LockName, token: Token) -> Result<Released, Failure>;
 
     /// Replaces the value that the holder of a lock shows to observers.
-    fn publish(
-        &self,
-        session: SessionId,
-        lock: LockName,
-        token: Token,
-        value: Value,
-    ) -> impl Future<Output = Result<(), Failure>>;
+    async fn publish(&self, session: SessionId, lock: LockName, token: Token, value: Value) -> Result<(), Failure>;
 
     /// Signs a token that holds this lock now, so that a resource can verify it without a request.
-    fn sign(
-        &self,
-        session: SessionId,
-        lock: LockName,
-        token: Token,
-    ) -> impl Future<Output = Result<SignedToken, Failure>>;
+    async fn sign(&self, session: SessionId, lock: LockName, token: Token) -> Result<SignedToken, Failure>;
 
     /// Ends all grants of a lock, or only the grant of one token. Records `by` and `reason`.
-    fn force_release(
+    async fn force_release(
         &self,
         lock: LockName,
         only: Option<Token>,
         by: Label,
         reason: Label,
-    ) -> impl Future<Output = Result<Forced, Failure>>;
+    ) -> Result<Forced, Failure>;
 
     /// Changes the permits of a semaphore that is in use.
-    fn resize(&self, lock: LockName, limit: u32) -> impl Future<Output = Result<(), Failure>>;
+    async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure>;
 
     /// Raises the tokens: every grant after the answer has a token above this one. Current grants keep their tokens. Tokens
     /// are never lowered. The change is as durable as a grant before the engine answers.
-    fn raise_tokens(&self, above: Token) -> impl Future<Output = Result<Raised, Failure>>;
+    async fn raise_tokens(&self, above: Token) -> Result<Raised, Failure>;
 
     /// Returns the current state of a lock; `None` if it has neither holders nor waiters.
-    fn inspect(&self, lock: LockName) -> impl Future<Output = Result<Option<LockInfo>, Failure>>;
+    async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure>;
 
     /// Returns all locks in use whose names have this prefix, sorted by name.
-    fn list(&self, prefix: String) -> impl Future<Output = Result<Vec<LockInfo>, Failure>>;
+    async fn list(&self, prefix: String) -> Result<Vec<LockInfo>, Failure>;
 
     /// Watches all locks whose names have this prefix, from now on.
-    fn watch(&self, prefix: String) -> impl Future<Output = Result<mpsc::Receiver<Watched>, Failure>>;
+    async fn watch(&self, prefix: String) -> Result<mpsc::Receiver<Watched>, Failure>;
 }
 
 /// A session that was opened.

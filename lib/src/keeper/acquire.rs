@@ -11,7 +11,7 @@ use super::driver::{CurrentSession, Driver, PendingAcquire, RETRY};
 use super::local_queue::Turn;
 use super::op::{AcquireOp, Delivered, Reply, Wait};
 use super::session::Grant;
-use crate::engine::{Acquired, Cancelled, Engine, Failure, Order};
+use crate::engine::{Acquired, Cancelled, Failure, Order};
 use crate::time::{Instant, timeout};
 use crate::{Error, ErrorKind, Loss, Standing};
 
@@ -38,7 +38,7 @@ enum Outcome {
     Unsettled(Option<Error>, PendingAcquire),
 }
 
-impl<E: Engine> Driver<E> {
+impl Driver {
     pub(super) async fn acquire(self: Rc<Self>, op: AcquireOp, mut reply: Reply<Option<Delivered>>) {
         let began_at = Instant::now();
         let deadline = match op.wait {

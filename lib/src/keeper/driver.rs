@@ -29,8 +29,8 @@ const BATCH: usize = 128;
 const SPIN: Duration = Duration::from_micros(30);
 
 /// Everything the keeper's tasks share.
-pub(super) struct Driver<E> {
-    pub(super) engine: E,
+pub(super) struct Driver {
+    pub(super) engine: Box<dyn Engine>,
     pub(super) guarantees: Guarantees,
     pub(super) ops: mpsc::WeakUnboundedSender<Op>,
     pub(super) options: Options,
@@ -109,7 +109,7 @@ impl CurrentSession {
 }
 
 /// Keeps a session on this engine until the last handle is gone.
-pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
+pub(super) async fn keep(engine: Box<dyn Engine>, options: Options, start: Start) {
     let Start { ready, mut operations, ops, waker } = start;
     let guarantees = engine.guarantees();
     let driver = Rc::new(Driver {
@@ -175,7 +175,7 @@ async fn spin(operations: &mut mpsc::UnboundedReceiver<Op>, batch: &mut Vec<Op>)
     }
 }
 
-impl<E: Engine> Driver<E> {
+impl Driver {
     pub(super) fn error(&self, kind: impl Into<ErrorKind>, operation: &'static str) -> Error {
         Error::new(kind.into(), self.guarantees.engine, operation)
     }

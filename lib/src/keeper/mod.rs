@@ -21,7 +21,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::engine::{Engine, Guarantees};
+use crate::engine::{Engine, Failure, Guarantees};
 use crate::{Error, ErrorKind, Options};
 
 use waker::{BatchWaker, Outbox};
@@ -54,11 +54,11 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Starts a keeper. On its thread, `connect` connects the engine and passes it to [`Start::keep`].
+    /// Starts a keeper. `connect` connects the engine, on the keeper's thread.
     pub(crate) async fn start(
         engine: &'static str,
         options: Options,
-        connect: impl AsyncFnOnce(Options, Start) + Send + 'static,
+        connect: impl AsyncFnOnce() -> Result<Box<dyn Engine>, Failure> + Send + 'static,
     ) -> Result<Arc<Link>, Error> {
         let (label, is_observer) = (options.label.clone(), options.is_observer);
         let (ready, guarantees) = oneshot::channel();
@@ -137,7 +137,7 @@ fn outage(engine: &'static str, what: &str, source: std::io::Error) -> Error {
 }
 
 /// The channels that a new keeper starts with.
-pub(crate) struct Start {
+struct Start {
     ready: oneshot::Sender<Result<Guarantees, Error>>,
     operations: mpsc::UnboundedReceiver<Op>,
     ops: mpsc::WeakUnboundedSender<Op>,
@@ -146,14 +146,22 @@ pub(crate) struct Start {
 
 impl Start {
     /// Reports that the engine could not be connected.
-    pub(crate) fn fail(self, error: Error) {
+    fn fail(self, error: Error) {
         // The caller may be gone.
         drop(self.ready.send(Err(error)));
     }
+}
 
-    /// Keeps a session on this engine until the last handle is gone.
-    pub(crate) async fn keep<E: Engine>(self, engine: E, options: Options) {
-        driver::keep(engine, options, self).await;
+/// Connects an engine, and keeps a session on it until the last handle is gone.
+async fn keep(
+    engine: &'static str,
+    options: Options,
+    start: Start,
+    connect: impl AsyncFnOnce() -> Result<Box<dyn Engine>, Failure>,
+) {
+    match connect().await {
+        Ok(connected) => driver::keep(connected, options, start).await,
+        Err(failure) => start.fail(Error::new(failure.into(), engine, "connect")),
     }
 }
 
@@ -162,14 +170,14 @@ fn spawn(
     engine: &'static str,
     options: Options,
     start: Start,
-    connect: impl AsyncFnOnce(Options, Start) + Send + 'static,
+    connect: impl AsyncFnOnce() -> Result<Box<dyn Engine>, Failure> + Send + 'static,
     ending: std_mpsc::Sender<()>,
 ) -> std::io::Result<ThreadId> {
     #[cfg(feature = "_simulation")]
     if crate::simulation::is_inside() {
         tokio::task::spawn_local(async move {
             // As on a thread, tasks that remain end with the keeper.
-            tokio::task::LocalSet::new().run_until(connect(options, start)).await;
+            tokio::task::LocalSet::new().run_until(keep(engine, options, start, connect)).await;
             drop(ending);
         });
         return Ok(thread::current().id());
@@ -183,10 +191,15 @@ fn spawn(
 }
 
 /// The keeper's thread.
-fn run(engine: &'static str, options: Options, start: Start, connect: impl AsyncFnOnce(Options, Start)) {
+fn run(
+    engine: &'static str,
+    options: Options,
+    start: Start,
+    connect: impl AsyncFnOnce() -> Result<Box<dyn Engine>, Failure>,
+) {
     match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
         Ok(runtime) => {
-            runtime.block_on(connect(options, start));
+            runtime.block_on(keep(engine, options, start, connect));
             // The remaining tasks have no caller.
             runtime.shutdown_background();
         }

@@ -15,7 +15,7 @@ use super::CLOSE_TIMEOUT;
 use super::driver::{Driver, RETRY};
 use super::op::{ForceRelease, Op, Reply, SessionOp};
 use super::session::Grant;
-use crate::engine::{Engine, Failure, Released, Unavailable};
+use crate::engine::{Failure, Released, Unavailable};
 use crate::{ErrorKind, Loss, Watch};
 
 /// Starts an operation. Most finish at once; only one that has to wait becomes a task.
@@ -36,7 +36,7 @@ async fn read_only<T>(call: impl Future<Output = Result<T, Failure>>) -> Result<
     })
 }
 
-impl<E: Engine> Driver<E> {
+impl Driver {
     /// Starts an operation. Each kind has its own future: one for all kinds would be as large as the largest.
     pub(super) fn begin(self: Rc<Self>, op: Op) {
         match op {

@@ -13,7 +13,7 @@ use super::driver::{CurrentSession, Driver, RETRY};
 use super::op::Wait;
 use super::renewal::{Renewal, Step};
 use super::session::SessionState;
-use crate::engine::{Engine, Failure, Notice, Opened, Unavailable};
+use crate::engine::{Failure, Notice, Opened, Unavailable};
 use crate::{BootInstant, Error, ErrorKind, Loss};
 
 /// The longest pause between two attempts to open a session.
@@ -34,7 +34,7 @@ pub(super) struct Session {
     notices: mpsc::UnboundedReceiver<Notice>,
 }
 
-impl<E: Engine> Driver<E> {
+impl Driver {
     pub(super) async fn open(&self) -> Result<Session, Error> {
         let bad = |bad: BadNumber| self.error(ErrorKind::Misuse(crate::Misuse::Number(bad)), "open a session");
         let ttl = Ttl::from_ms(u64::try_from(self.options.ttl.as_millis()).unwrap_or(u64::MAX)).map_err(bad)?;

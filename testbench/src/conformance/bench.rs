@@ -2,9 +2,11 @@
 
 use std::fmt::Debug;
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::{BoxFuture, LocalBoxFuture};
 use palisade::engine::{Engine, Failure, Guarantees, Level, LockInfo, Order, Watched};
 use palisade::{EfficiencyGuard, Error, ErrorKind, Event, LockGuard, Loss, Misuse, Options, Palisade, Token};
 
@@ -31,22 +33,43 @@ pub trait Subject: Clone + Send + Sync + 'static {
     }
 }
 
+/// A subject of any type, so that the promises are compiled once and not once for each engine.
+trait AnySubject: Send + Sync {
+    fn engine(self: Arc<Self>) -> LocalBoxFuture<'static, Result<Box<dyn Engine>, Failure>>;
+    fn connect(&self, options: Options) -> BoxFuture<'_, Result<Palisade, Error>>;
+    fn seen(&self, label: &str) -> String;
+}
+
+impl<S: Subject> AnySubject for S {
+    fn engine(self: Arc<Self>) -> LocalBoxFuture<'static, Result<Box<dyn Engine>, Failure>> {
+        Box::pin(async move { Ok(Box::new(Subject::engine(&*self).await?) as Box<dyn Engine>) })
+    }
+
+    fn connect(&self, options: Options) -> BoxFuture<'_, Result<Palisade, Error>> {
+        Box::pin(Subject::connect(self, options))
+    }
+
+    fn seen(&self, label: &str) -> String {
+        Subject::seen(self, label)
+    }
+}
+
 /// A subject, and a prefix of names that no other test uses.
 #[derive(Clone)]
-pub struct Bench<S> {
-    subject: S,
+pub struct Bench {
+    subject: Arc<dyn AnySubject>,
     prefix: String,
 }
 
 /// Checks one promise on one subject.
-pub fn run<S: Subject>(subject: S, promise: impl AsyncFnOnce(&Bench<S>)) {
+pub fn run<S: Subject>(subject: S, promise: impl AsyncFnOnce(&Bench)) {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let number = LAST.fetch_add(1, Ordering::Relaxed);
-    let bench = Bench { subject, prefix: format!("conformance/{}/{number}/", std::process::id()) };
+    let bench = Bench { subject: Arc::new(subject), prefix: format!("conformance/{}/{number}/", std::process::id()) };
     check(BOUND, promise(&bench));
 }
 
-impl<S: Subject> Bench<S> {
+impl Bench {
     /// Returns a lock's name that no other test uses.
     pub fn name(&self, what: &str) -> String {
         format!("{}{what}", self.prefix)

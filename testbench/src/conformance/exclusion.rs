@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::bench::{Bench, Subject, Wait, ask, join, ok, take, taking, try_take};
+use super::bench::{Bench, Wait, ask, join, ok, take, taking, try_take};
 
 /// While one client holds a lock no other gets it; when it is released, the next one does.
-pub async fn an_exclusive_lock_has_one_holder_at_a_time<S: Subject>(bench: &Bench<S>) {
+pub async fn an_exclusive_lock_has_one_holder_at_a_time(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let held = take(&alice, &name).await;
     let waiter = taking(&bob, &name);
@@ -22,7 +22,7 @@ pub async fn an_exclusive_lock_has_one_holder_at_a_time<S: Subject>(bench: &Benc
 }
 
 /// A lock that is not available is `Ok(None)`, and the attempt has changed nothing.
-pub async fn contention_is_a_value_and_not_an_error<S: Subject>(bench: &Bench<S>) {
+pub async fn contention_is_a_value_and_not_an_error(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let held = take(&alice, &name).await;
     assert!(try_take(&bob, &name).await.is_none());
@@ -36,7 +36,7 @@ pub async fn contention_is_a_value_and_not_an_error<S: Subject>(bench: &Bench<S>
 }
 
 /// Tasks of one client share its session, and still wait for each other.
-pub async fn tasks_of_one_client_exclude_each_other<S: Subject>(bench: &Bench<S>) {
+pub async fn tasks_of_one_client_exclude_each_other(bench: &Bench) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     let held = take(&client, &name).await;
     assert!(try_take(&client, &name).await.is_none());
@@ -48,7 +48,7 @@ pub async fn tasks_of_one_client_exclude_each_other<S: Subject>(bench: &Bench<S>
 }
 
 /// With many tasks, never two hold the lock.
-pub async fn many_tasks_of_many_clients_never_overlap<S: Subject>(bench: &Bench<S>) {
+pub async fn many_tasks_of_many_clients_never_overlap(bench: &Bench) {
     const ROUNDS: u64 = 5;
     let name = bench.name("lock");
     let (inside, visits) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -79,7 +79,7 @@ pub async fn many_tasks_of_many_clients_never_overlap<S: Subject>(bench: &Bench<
 }
 
 /// A wait with a bound ends with `None`, and leaves no waiter.
-pub async fn a_wait_that_times_out_is_none_and_leaves_nothing_queued<S: Subject>(bench: &Bench<S>) {
+pub async fn a_wait_that_times_out_is_none_and_leaves_nothing_queued(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let held = take(&alice, &name).await;
     assert!(ok(ask(&bob, &name, Wait::Within(Duration::from_millis(20))).await).is_none());
@@ -90,7 +90,7 @@ pub async fn a_wait_that_times_out_is_none_and_leaves_nothing_queued<S: Subject>
 }
 
 /// A wait with a bound is granted when its turn comes before.
-pub async fn a_wait_that_ends_in_time_is_granted<S: Subject>(bench: &Bench<S>) {
+pub async fn a_wait_that_ends_in_time_is_granted(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let held = take(&alice, &name).await;
     let waiter = {

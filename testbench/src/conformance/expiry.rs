@@ -5,13 +5,11 @@ use std::time::Duration;
 
 use palisade::{BootInstant, Ending, Event, Loss, SessionEnd, Standing};
 
-use super::bench::{
-    Bench, Held, Subject, is_fenced, is_lost, is_unsupported, join, next_event, ok, take, taking, try_take,
-};
+use super::bench::{Bench, Held, is_fenced, is_lost, is_unsupported, join, next_event, ok, take, taking, try_take};
 use crate::faulty_engine::{Cut, EngineFaults};
 
 /// A client learns of its loss before another client has the lock.
-pub async fn a_client_that_is_cut_off_knows_before_another_is_granted<S: Subject>(bench: &Bench<S>) {
+pub async fn a_client_that_is_cut_off_knows_before_another_is_granted(bench: &Bench) {
     for cut in [Cut::Failing, Cut::Silent] {
         let (faults, bob, name) = (EngineFaults::default(), bench.client().await, bench.name("lock"));
         let alice = bench.faulty_client(&faults).await;
@@ -40,7 +38,7 @@ pub async fn a_client_that_is_cut_off_knows_before_another_is_granted<S: Subject
 }
 
 /// The same handle works again once the engine can be reached.
-pub async fn a_client_that_comes_back_has_a_new_session<S: Subject>(bench: &Bench<S>) {
+pub async fn a_client_that_comes_back_has_a_new_session(bench: &Bench) {
     let (faults, name) = (EngineFaults::default(), bench.name("lock"));
     let alice = bench.faulty_client(&faults).await;
     let held = take(&alice, &name).await;
@@ -57,7 +55,7 @@ pub async fn a_client_that_comes_back_has_a_new_session<S: Subject>(bench: &Benc
 }
 
 /// A waiter whose session is over gets an error, never a grant.
-pub async fn a_waiter_that_is_cut_off_is_told_and_leaves_the_queue<S: Subject>(bench: &Bench<S>) {
+pub async fn a_waiter_that_is_cut_off_is_told_and_leaves_the_queue(bench: &Bench) {
     let (faults, bob, name) = (EngineFaults::default(), bench.client().await, bench.name("lock"));
     let alice = bench.faulty_client(&faults).await;
     let held = take(&bob, &name).await;
@@ -72,7 +70,7 @@ pub async fn a_waiter_that_is_cut_off_is_told_and_leaves_the_queue<S: Subject>(b
 }
 
 /// With a lock-delay, a lock whose holder vanished is granted only after that time.
-pub async fn a_delay_withholds_the_lock_after_an_expiry<S: Subject>(bench: &Bench<S>) {
+pub async fn a_delay_withholds_the_lock_after_an_expiry(bench: &Bench) {
     const DELAY: Duration = Duration::from_millis(100);
     let (faults, bob, name) = (EngineFaults::default(), bench.client().await, bench.name("lock"));
     let alice = bench.faulty_client(&faults).await;
@@ -107,7 +105,7 @@ pub async fn a_delay_withholds_the_lock_after_an_expiry<S: Subject>(bench: &Benc
 }
 
 /// A release or a close frees the lock at once, whatever lock-delay the holder asked for.
-pub async fn a_delay_does_not_hold_up_a_release<S: Subject>(bench: &Bench<S>) {
+pub async fn a_delay_does_not_hold_up_a_release(bench: &Bench) {
     // No engine has a lower limit.
     const DELAY: Duration = Duration::from_secs(60);
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));

@@ -3,11 +3,11 @@
 
 use palisade::{Loss, Misuse, Refusal, Standing};
 
-use super::bench::{Bench, Held, Subject, ask, is_lost, is_misuse, is_unsupported, join, ok, take, taking, try_take};
+use super::bench::{Bench, Held, ask, is_lost, is_misuse, is_unsupported, join, ok, take, taking, try_take};
 use super::bench::{Wait, is_fenced};
 
 /// The second release of a guard is no error, and neither is one at the same time.
-pub async fn a_release_can_be_repeated<S: Subject>(bench: &Bench<S>) {
+pub async fn a_release_can_be_repeated(bench: &Bench) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     let held = take(&client, &name).await;
     let (one, two) = tokio::join!(held.release(), held.release());
@@ -19,7 +19,7 @@ pub async fn a_release_can_be_repeated<S: Subject>(bench: &Bench<S>) {
 }
 
 /// An explicit release is not needed.
-pub async fn dropping_a_guard_releases_it<S: Subject>(bench: &Bench<S>) {
+pub async fn dropping_a_guard_releases_it(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     drop(take(&alice, &name).await);
     drop(take(&bob, &name).await);
@@ -27,7 +27,7 @@ pub async fn dropping_a_guard_releases_it<S: Subject>(bench: &Bench<S>) {
 }
 
 /// A guard that was released and is dropped later does nothing.
-pub async fn dropping_a_released_guard_frees_nobody_else<S: Subject>(bench: &Bench<S>) {
+pub async fn dropping_a_released_guard_frees_nobody_else(bench: &Bench) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     let first = take(&client, &name).await;
     ok(first.release().await);
@@ -39,7 +39,7 @@ pub async fn dropping_a_released_guard_frees_nobody_else<S: Subject>(bench: &Ben
 }
 
 /// The release of a force-released grant fails, and does not affect the next holder.
-pub async fn a_release_that_comes_late_frees_nobody_else<S: Subject>(bench: &Bench<S>) {
+pub async fn a_release_that_comes_late_frees_nobody_else(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let old = take(&alice, &name).await;
     if !alice.guarantees().offers.force_release {
@@ -54,7 +54,7 @@ pub async fn a_release_that_comes_late_frees_nobody_else<S: Subject>(bench: &Ben
 }
 
 /// Closing a client frees all that it holds at once.
-pub async fn closing_loses_every_guard_and_frees_every_lock<S: Subject>(bench: &Bench<S>) {
+pub async fn closing_loses_every_guard_and_frees_every_lock(bench: &Bench) {
     let (alice, bob) = (bench.client().await, bench.client().await);
     let (one, two) = (bench.name("one"), bench.name("two"));
     let (first, second) = (take(&alice, &one).await, take(&alice, &two).await);
@@ -71,7 +71,7 @@ pub async fn closing_loses_every_guard_and_frees_every_lock<S: Subject>(bench: &
 }
 
 /// The waits of a closed client fail, and leave the queue.
-pub async fn closing_ends_what_still_waits<S: Subject>(bench: &Bench<S>) {
+pub async fn closing_ends_what_still_waits(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let held = take(&alice, &name).await;
     let waiter = taking(&bob, &name);
@@ -84,7 +84,7 @@ pub async fn closing_ends_what_still_waits<S: Subject>(bench: &Bench<S>) {
 }
 
 /// The remaining handles report that the session was closed.
-pub async fn a_closed_client_does_nothing_more<S: Subject>(bench: &Bench<S>) {
+pub async fn a_closed_client_does_nothing_more(bench: &Bench) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     let left = client.clone();
     ok(client.close().await);
@@ -105,7 +105,7 @@ pub async fn a_closed_client_does_nothing_more<S: Subject>(bench: &Bench<S>) {
 }
 
 /// A client without handles holds nothing as soon as the last drop returns.
-pub async fn dropping_the_last_handle_closes_the_session<S: Subject>(bench: &Bench<S>) {
+pub async fn dropping_the_last_handle_closes_the_session(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let clone = alice.clone();
     let held = take(&alice, &name).await;
@@ -117,7 +117,7 @@ pub async fn dropping_the_last_handle_closes_the_session<S: Subject>(bench: &Ben
 }
 
 /// A guard keeps its client alive.
-pub async fn a_guard_keeps_its_client_alive<S: Subject>(bench: &Bench<S>) {
+pub async fn a_guard_keeps_its_client_alive(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let held = take(&alice, &name).await;
     drop(alice);
@@ -127,7 +127,7 @@ pub async fn a_guard_keeps_its_client_alive<S: Subject>(bench: &Bench<S>) {
 }
 
 /// The holder learns which client force-released its lock, and why; so does every other client.
-pub async fn a_forced_release_tells_the_holder_who_and_why<S: Subject>(bench: &Bench<S>) {
+pub async fn a_forced_release_tells_the_holder_who_and_why(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client_called("bob").await, bench.name("lock"));
     let held = take(&alice, &name).await;
     if !alice.guarantees().offers.force_release {
@@ -155,7 +155,7 @@ pub async fn a_forced_release_tells_the_holder_who_and_why<S: Subject>(bench: &B
 }
 
 /// A force-release with an old token ends no newer grant.
-pub async fn a_forced_release_of_one_grant_spares_a_newer_one<S: Subject>(bench: &Bench<S>) {
+pub async fn a_forced_release_of_one_grant_spares_a_newer_one(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let old = take(&alice, &name).await;
     let seen = ok(bob.inspect(&name).await).expect("alice holds it").holders[0].token;
@@ -173,7 +173,7 @@ pub async fn a_forced_release_of_one_grant_spares_a_newer_one<S: Subject>(bench:
 }
 
 /// A lock without a holder cannot be force-released.
-pub async fn a_forced_release_of_what_nobody_holds_is_refused<S: Subject>(bench: &Bench<S>) {
+pub async fn a_forced_release_of_what_nobody_holds_is_refused(bench: &Bench) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     let forced = client.force_release(&name, "a test").await;
     if !client.guarantees().offers.force_release {
@@ -185,7 +185,7 @@ pub async fn a_forced_release_of_what_nobody_holds_is_refused<S: Subject>(bench:
 }
 
 /// A lost guard always reports the same loss, whatever comes after.
-pub async fn a_lost_guard_stays_lost_for_its_first_reason<S: Subject>(bench: &Bench<S>) {
+pub async fn a_lost_guard_stays_lost_for_its_first_reason(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client_called("bob").await, bench.name("lock"));
     let held = take(&alice, &name).await;
     let first = if alice.guarantees().offers.force_release {
@@ -204,7 +204,7 @@ pub async fn a_lost_guard_stays_lost_for_its_first_reason<S: Subject>(bench: &Be
 }
 
 /// Work under a lock is dropped when the lock is lost.
-pub async fn work_is_dropped_when_its_lock_is_lost<S: Subject>(bench: &Bench<S>) {
+pub async fn work_is_dropped_when_its_lock_is_lost(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let endless = async |_: &palisade::LockGuard| std::future::pending::<()>().await;
     if !is_fenced(alice.guarantees()) {
@@ -226,7 +226,7 @@ pub async fn work_is_dropped_when_its_lock_is_lost<S: Subject>(bench: &Bench<S>)
 }
 
 /// Work under a lock ends with its result, and the lock is free again.
-pub async fn work_is_done_and_the_lock_is_released<S: Subject>(bench: &Bench<S>) {
+pub async fn work_is_done_and_the_lock_is_released(bench: &Bench) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     let work = client.lock(&name).run(async |guard| ok(guard.token()));
     if !is_fenced(client.guarantees()) {

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use palisade::{BadName, BadNumber, LockName, Misuse, Options, Palisade, Refusal, Token};
 
-use super::bench::{Bench, Subject, is_fenced, is_misuse, is_unsupported, ok};
+use super::bench::{Bench, is_fenced, is_misuse, is_unsupported, ok};
 
 /// Every call that takes a name accepts the same names.
-pub async fn a_bad_name_is_refused_by_every_call<S: Subject>(bench: &Bench<S>) {
+pub async fn a_bad_name_is_refused_by_every_call(bench: &Bench) {
     let client = bench.client().await;
     let longest = LockName::MAX_BYTES;
     let names = [
@@ -71,7 +71,7 @@ async fn refusals(client: &Palisade, name: &str) -> Vec<Misuse> {
 }
 
 /// No session is opened with a TTL that is zero, too short or too long.
-pub async fn a_bad_ttl_is_refused<S: Subject>(bench: &Bench<S>) {
+pub async fn a_bad_ttl_is_refused(bench: &Bench) {
     let connect = async |ttl| is_misuse(bench.connect(Options::new().ttl(ttl)).await);
     let zero = Misuse::Number(BadNumber::Zero { what: "ttl_ms" });
     assert_eq!(connect(Duration::ZERO).await, zero);
@@ -87,7 +87,7 @@ pub async fn a_bad_ttl_is_refused<S: Subject>(bench: &Bench<S>) {
 }
 
 /// A lock-delay has a lower and an upper limit.
-pub async fn a_bad_delay_is_refused<S: Subject>(bench: &Bench<S>) {
+pub async fn a_bad_delay_is_refused(bench: &Bench) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     let ask = async |delay| client.lock(&name).delay(delay).efficiency().acquire().await;
     if !client.guarantees().offers.delay {
@@ -102,7 +102,7 @@ pub async fn a_bad_delay_is_refused<S: Subject>(bench: &Bench<S>) {
 }
 
 /// No permits, more than there are, a semaphore without any.
-pub async fn a_bad_number_of_permits_is_refused<S: Subject>(bench: &Bench<S>) {
+pub async fn a_bad_number_of_permits_is_refused(bench: &Bench) {
     let (client, name) = (bench.client().await, bench.name("gpu"));
     let ask = async |count, of| client.semaphore(&name, of).many(count).efficiency().acquire().await;
     if !client.guarantees().offers.permits {
@@ -117,7 +117,7 @@ pub async fn a_bad_number_of_permits_is_refused<S: Subject>(bench: &Bench<S>) {
 }
 
 /// A set has at least one lock, and each of them once.
-pub async fn a_set_without_locks_or_with_one_twice_is_refused<S: Subject>(bench: &Bench<S>) {
+pub async fn a_set_without_locks_or_with_one_twice_is_refused(bench: &Bench) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     let ask = async |names: &[&str]| client.lock_all(names.iter().copied()).efficiency().acquire().await;
     assert_eq!(is_misuse(ask(&[]).await), Misuse::Refused(Refusal::NoLocks));
@@ -130,7 +130,7 @@ pub async fn a_set_without_locks_or_with_one_twice_is_refused<S: Subject>(bench:
 }
 
 /// Labels, reasons and values have their limits.
-pub async fn what_is_too_long_is_refused<S: Subject>(bench: &Bench<S>) {
+pub async fn what_is_too_long_is_refused(bench: &Bench) {
     const MUCH: usize = 1 << 20;
     let (client, name) = (bench.client().await, bench.name("lock"));
     let over = |misuse| assert!(matches!(misuse, Misuse::Refused(Refusal::OverLimit { .. })), "{misuse:?}");
@@ -154,7 +154,7 @@ pub async fn what_is_too_long_is_refused<S: Subject>(bench: &Bench<S>) {
 }
 
 /// The error for a mistyped URL lists the schemes.
-pub async fn a_url_that_leads_nowhere_is_refused<S: Subject>(bench: &Bench<S>) {
+pub async fn a_url_that_leads_nowhere_is_refused(bench: &Bench) {
     drop(bench.client().await);
     for url in ["", "nowhere:", "://", "redis\u{1b}[2J:"] {
         let error = palisade::connect(url).await.map(drop).expect_err("there is no such engine");

@@ -5,11 +5,11 @@ use std::time::Duration;
 use palisade::engine::Order;
 use palisade::{Misuse, Palisade, Refusal};
 
-use super::bench::{Bench, Subject, is_fenced, is_lost, is_misuse, is_unsupported, join, ok};
+use super::bench::{Bench, is_fenced, is_lost, is_misuse, is_unsupported, join, ok};
 use crate::faulty_engine::{Cut, EngineFaults};
 
 /// Returns whether the engine offers shared locks; if not, checks that it refuses them.
-async fn has_shared<S: Subject>(bench: &Bench<S>, client: &Palisade) -> bool {
+async fn has_shared(bench: &Bench, client: &Palisade) -> bool {
     let (name, offers) = (bench.name("not offered"), client.guarantees().offers);
     if offers.shared {
         return has_tokens(client);
@@ -20,7 +20,7 @@ async fn has_shared<S: Subject>(bench: &Bench<S>, client: &Palisade) -> bool {
     false
 }
 
-async fn has_permits<S: Subject>(bench: &Bench<S>, client: &Palisade) -> bool {
+async fn has_permits(bench: &Bench, client: &Palisade) -> bool {
     let (name, offers) = (bench.name("not offered"), client.guarantees().offers);
     if offers.permits {
         return has_tokens(client);
@@ -32,7 +32,7 @@ async fn has_permits<S: Subject>(bench: &Bench<S>, client: &Palisade) -> bool {
     false
 }
 
-async fn has_several<S: Subject>(bench: &Bench<S>, client: &Palisade) -> bool {
+async fn has_several(bench: &Bench, client: &Palisade) -> bool {
     let (one, two, offers) = (bench.name("one"), bench.name("two"), client.guarantees().offers);
     if offers.several {
         return has_tokens(client);
@@ -43,7 +43,7 @@ async fn has_several<S: Subject>(bench: &Bench<S>, client: &Palisade) -> bool {
     false
 }
 
-async fn has_elections<S: Subject>(bench: &Bench<S>, client: &Palisade) -> bool {
+async fn has_elections(bench: &Bench, client: &Palisade) -> bool {
     let (name, offers) = (bench.name("not offered"), client.guarantees().offers);
     if !offers.watch {
         is_unsupported(client.election(&name).observe().await.map(drop));
@@ -63,7 +63,7 @@ fn has_tokens(client: &Palisade) -> bool {
 }
 
 /// Readers share a lock; a writer has it alone.
-pub async fn readers_share_and_a_writer_is_alone<S: Subject>(bench: &Bench<S>) {
+pub async fn readers_share_and_a_writer_is_alone(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("table"));
     if !has_shared(bench, &alice).await {
         return;
@@ -83,7 +83,7 @@ pub async fn readers_share_and_a_writer_is_alone<S: Subject>(bench: &Bench<S>) {
 }
 
 /// A reader that comes after a waiting writer waits behind it.
-pub async fn a_writer_is_not_starved_by_readers<S: Subject>(bench: &Bench<S>) {
+pub async fn a_writer_is_not_starved_by_readers(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("table"));
     if !has_shared(bench, &alice).await {
         return;
@@ -106,7 +106,7 @@ pub async fn a_writer_is_not_starved_by_readers<S: Subject>(bench: &Bench<S>) {
 }
 
 /// Permits are taken one by one or several at once, but never more than there are.
-pub async fn permits_are_taken_up_to_the_limit<S: Subject>(bench: &Bench<S>) {
+pub async fn permits_are_taken_up_to_the_limit(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("gpu"));
     if !has_permits(bench, &alice).await {
         return;
@@ -124,7 +124,7 @@ pub async fn permits_are_taken_up_to_the_limit<S: Subject>(bench: &Bench<S>) {
 }
 
 /// A waiter for many permits is not overtaken by waiters for few.
-pub async fn a_request_for_many_permits_is_not_starved_by_small_ones<S: Subject>(bench: &Bench<S>) {
+pub async fn a_request_for_many_permits_is_not_starved_by_small_ones(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("gpu"));
     if !has_permits(bench, &alice).await {
         return;
@@ -147,7 +147,7 @@ pub async fn a_request_for_many_permits_is_not_starved_by_small_ones<S: Subject>
 }
 
 /// All users of a semaphore must name the same number of permits.
-pub async fn a_semaphore_with_another_limit_is_refused<S: Subject>(bench: &Bench<S>) {
+pub async fn a_semaphore_with_another_limit_is_refused(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("gpu"));
     if !has_permits(bench, &alice).await {
         return;
@@ -163,7 +163,7 @@ pub async fn a_semaphore_with_another_limit_is_refused<S: Subject>(bench: &Bench
 }
 
 /// With more permits, waiters are granted; with fewer, waiters that can never be granted are refused.
-pub async fn a_semaphore_can_be_resized<S: Subject>(bench: &Bench<S>) {
+pub async fn a_semaphore_can_be_resized(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("gpu"));
     if !has_permits(bench, &alice).await {
         return;
@@ -192,7 +192,7 @@ pub async fn a_semaphore_can_be_resized<S: Subject>(bench: &Bench<S>) {
 }
 
 /// A name in use as a lock cannot be used as a semaphore, nor the reverse.
-pub async fn a_lock_is_no_semaphore<S: Subject>(bench: &Bench<S>) {
+pub async fn a_lock_is_no_semaphore(bench: &Bench) {
     let (client, lock, semaphore) = (bench.client().await, bench.name("lock"), bench.name("semaphore"));
     if !has_permits(bench, &client).await {
         return;
@@ -211,7 +211,7 @@ pub async fn a_lock_is_no_semaphore<S: Subject>(bench: &Bench<S>) {
 }
 
 /// Several locks are granted together, with one token, and end together. A waiter for them holds none of them.
-pub async fn several_locks_are_had_all_or_nothing<S: Subject>(bench: &Bench<S>) {
+pub async fn several_locks_are_had_all_or_nothing(bench: &Bench) {
     let (alice, bob) = (bench.client().await, bench.client().await);
     if !has_several(bench, &alice).await {
         return;
@@ -239,7 +239,7 @@ pub async fn several_locks_are_had_all_or_nothing<S: Subject>(bench: &Bench<S>) 
 }
 
 /// Two sets that name the same locks the other way round never wait for each other in a circle.
-pub async fn sets_in_opposite_orders_do_not_deadlock<S: Subject>(bench: &Bench<S>) {
+pub async fn sets_in_opposite_orders_do_not_deadlock(bench: &Bench) {
     let clients = [bench.client().await, bench.client().await];
     if !has_several(bench, &clients[0]).await {
         return;
@@ -264,7 +264,7 @@ pub async fn sets_in_opposite_orders_do_not_deadlock<S: Subject>(bench: &Bench<S
 }
 
 /// Every client sees the leader, with the value it published last and the token of its leadership.
-pub async fn a_leader_is_seen_with_what_it_publishes<S: Subject>(bench: &Bench<S>) {
+pub async fn a_leader_is_seen_with_what_it_publishes(bench: &Bench) {
     let (alice, bob, name) = (bench.client_called("alice").await, bench.client().await, bench.name("boss"));
     if !has_elections(bench, &alice).await {
         return;
@@ -284,7 +284,7 @@ pub async fn a_leader_is_seen_with_what_it_publishes<S: Subject>(bench: &Bench<S
 }
 
 /// An observer sees every leader that stays long enough.
-pub async fn an_observer_follows_from_leader_to_leader<S: Subject>(bench: &Bench<S>) {
+pub async fn an_observer_follows_from_leader_to_leader(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("boss"));
     let offers = alice.guarantees().offers;
     if !has_elections(bench, &alice).await || !offers.watch {
@@ -311,7 +311,7 @@ pub async fn an_observer_follows_from_leader_to_leader<S: Subject>(bench: &Bench
 }
 
 /// A candidacy with a bound ends with `None`, and leaves no waiter.
-pub async fn a_candidacy_that_times_out_is_none<S: Subject>(bench: &Bench<S>) {
+pub async fn a_candidacy_that_times_out_is_none(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("boss"));
     if !has_elections(bench, &alice).await {
         return;
@@ -324,7 +324,7 @@ pub async fn a_candidacy_that_times_out_is_none<S: Subject>(bench: &Bench<S>) {
 }
 
 /// A leader that does not keep its session alive is replaced.
-pub async fn a_candidate_takes_over_from_a_leader_that_is_cut_off<S: Subject>(bench: &Bench<S>) {
+pub async fn a_candidate_takes_over_from_a_leader_that_is_cut_off(bench: &Bench) {
     let (faults, bob, name) = (EngineFaults::default(), bench.client().await, bench.name("boss"));
     let alice = bench.faulty_client(&faults).await;
     if !has_elections(bench, &bob).await {

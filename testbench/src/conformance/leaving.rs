@@ -3,11 +3,11 @@
 use palisade::{BootInstant, Loss, Misuse, Options};
 
 use super::bench::{
-    Bench, Held, SHORT_TTL, Subject, is_fenced, is_lost, is_misuse, is_unsupported, join, ok, take, taking, try_take,
+    Bench, Held, SHORT_TTL, is_fenced, is_lost, is_misuse, is_unsupported, join, ok, take, taking, try_take,
 };
 
 /// A detached session keeps its locks and tokens after its client has ended.
-pub async fn what_a_left_session_holds_outlives_its_client<S: Subject>(bench: &Bench<S>) {
+pub async fn what_a_left_session_holds_outlives_its_client(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     if !alice.guarantees().offers.detach {
         return is_unsupported(alice.detach().await);
@@ -24,7 +24,7 @@ pub async fn what_a_left_session_holds_outlives_its_client<S: Subject>(bench: &B
 }
 
 /// A detached session lives for its TTL, and for another TTL from each keep-alive of any client.
-pub async fn a_left_session_ends_at_its_ttl_and_lives_on_if_it_is_kept_alive<S: Subject>(bench: &Bench<S>) {
+pub async fn a_left_session_ends_at_its_ttl_and_lives_on_if_it_is_kept_alive(bench: &Bench) {
     let (bob, name) = (bench.client().await, bench.name("lock"));
     if !bob.guarantees().offers.detach {
         return is_unsupported(bob.detach().await);
@@ -45,7 +45,7 @@ pub async fn a_left_session_ends_at_its_ttl_and_lives_on_if_it_is_kept_alive<S: 
 }
 
 /// The token and the session's number together are needed and enough for a release.
-pub async fn whoever_knows_a_left_session_can_release_what_it_holds<S: Subject>(bench: &Bench<S>) {
+pub async fn whoever_knows_a_left_session_can_release_what_it_holds(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     if !alice.guarantees().offers.detach {
         return is_unsupported(alice.detach().await);
@@ -69,7 +69,7 @@ pub async fn whoever_knows_a_left_session_can_release_what_it_holds<S: Subject>(
 }
 
 /// Closing a detached session frees its locks at once, and can be repeated.
-pub async fn whoever_knows_a_left_session_can_close_it<S: Subject>(bench: &Bench<S>) {
+pub async fn whoever_knows_a_left_session_can_close_it(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     if !alice.guarantees().offers.detach {
         return is_unsupported(alice.detach().await);
@@ -83,7 +83,7 @@ pub async fn whoever_knows_a_left_session_can_close_it<S: Subject>(bench: &Bench
 }
 
 /// A client that detached its session can neither acquire nor detach again.
-pub async fn a_client_that_has_left_does_nothing_more<S: Subject>(bench: &Bench<S>) {
+pub async fn a_client_that_has_left_does_nothing_more(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     if !alice.guarantees().offers.detach {
         return is_unsupported(alice.detach().await);
@@ -101,7 +101,7 @@ pub async fn a_client_that_has_left_does_nothing_more<S: Subject>(bench: &Bench<
 }
 
 /// A client without a session can inspect, and is refused all that needs a session.
-pub async fn an_observer_sees_and_holds_nothing<S: Subject>(bench: &Bench<S>) {
+pub async fn an_observer_sees_and_holds_nothing(bench: &Bench) {
     let (alice, name) = (bench.client().await, bench.name("lock"));
     let observer = ok(bench.connect(Options::new().observer()).await);
     let held = take(&alice, &name).await;

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use palisade::Palisade;
 use palisade::engine::Order;
 
-use super::bench::{Bench, Subject, join, ok, take};
+use super::bench::{Bench, join, ok, take};
 
 /// The queue is one for all clients.
-pub async fn waiters_of_several_clients_are_granted_in_order<S: Subject>(bench: &Bench<S>) {
+pub async fn waiters_of_several_clients_are_granted_in_order(bench: &Bench) {
     let mut clients = Vec::new();
     for _ in 0..5 {
         clients.push(bench.client().await);
@@ -17,13 +17,13 @@ pub async fn waiters_of_several_clients_are_granted_in_order<S: Subject>(bench: 
 }
 
 /// Tasks of one client keep their order too.
-pub async fn waiters_of_one_client_are_granted_in_order<S: Subject>(bench: &Bench<S>) {
+pub async fn waiters_of_one_client_are_granted_in_order(bench: &Bench) {
     let client = bench.client().await;
     granted_in_order(bench, &vec![client; 5]).await;
 }
 
 /// Every waiter is granted once; in the order of arrival, if the engine is fair.
-async fn granted_in_order<S: Subject>(bench: &Bench<S>, clients: &[Palisade]) {
+async fn granted_in_order(bench: &Bench, clients: &[Palisade]) {
     let (holder, name) = (bench.client().await, bench.name("lock"));
     let held = take(&holder, &name).await;
     let order = Arc::new(Mutex::new(Vec::new()));

@@ -2,12 +2,10 @@
 
 use palisade::{Ending, Event, Loss, Mode};
 
-use super::bench::{
-    Bench, Subject, is_fenced, is_lost, is_unsupported, join, next_event, ok, take, taking, try_take,
-};
+use super::bench::{Bench, is_fenced, is_lost, is_unsupported, join, next_event, ok, take, taking, try_take};
 
 /// Holders, waiters, and recent ends of grants.
-pub async fn inspection_shows_holders_waiters_and_history<S: Subject>(bench: &Bench<S>) {
+pub async fn inspection_shows_holders_waiters_and_history(bench: &Bench) {
     let (alice, bob) = (bench.client_called("alice").await, bench.client_called("bob").await);
     let name = bench.name("lock");
     let first = take(&alice, &name).await;
@@ -39,7 +37,7 @@ pub async fn inspection_shows_holders_waiters_and_history<S: Subject>(bench: &Be
 }
 
 /// A lock without holder and waiter is not shown.
-pub async fn inspection_of_an_idle_lock_shows_nothing<S: Subject>(bench: &Bench<S>) {
+pub async fn inspection_of_an_idle_lock_shows_nothing(bench: &Bench) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     assert_eq!(ok(client.inspect(&name).await), None);
     ok(take(&client, &name).await.release().await);
@@ -47,7 +45,7 @@ pub async fn inspection_of_an_idle_lock_shows_nothing<S: Subject>(bench: &Bench<
 }
 
 /// A list has every lock in use with this prefix, and no other.
-pub async fn a_list_shows_what_is_in_use_sorted_by_name<S: Subject>(bench: &Bench<S>) {
+pub async fn a_list_shows_what_is_in_use_sorted_by_name(bench: &Bench) {
     let (alice, bob) = (bench.client().await, bench.client().await);
     if !alice.guarantees().offers.list {
         return is_unsupported(alice.list(&bench.name("")).await);
@@ -71,7 +69,7 @@ pub async fn a_list_shows_what_is_in_use_sorted_by_name<S: Subject>(bench: &Benc
 }
 
 /// A watch reports every event of its locks, and none of others.
-pub async fn a_watch_shows_what_happens_in_order<S: Subject>(bench: &Bench<S>) {
+pub async fn a_watch_shows_what_happens_in_order(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("seen/1"));
     let before = take(&alice, &bench.name("seen/0")).await;
     if !alice.guarantees().offers.watch {
@@ -110,7 +108,7 @@ pub async fn a_watch_shows_what_happens_in_order<S: Subject>(bench: &Bench<S>) {
 }
 
 /// A watch ends when its client is closed.
-pub async fn a_watch_ends_with_its_client<S: Subject>(bench: &Bench<S>) {
+pub async fn a_watch_ends_with_its_client(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     if !alice.guarantees().offers.watch {
         return is_unsupported(alice.watch(&name).await.map(drop));
@@ -127,7 +125,7 @@ pub async fn a_watch_ends_with_its_client<S: Subject>(bench: &Bench<S>) {
 }
 
 /// Labels are any text, and come back byte for byte. What people read in errors is escaped.
-pub async fn labels_come_back_as_they_were_given_and_are_escaped_in_errors<S: Subject>(bench: &Bench<S>) {
+pub async fn labels_come_back_as_they_were_given_and_are_escaped_in_errors(bench: &Bench) {
     const NASTY: &str = "\u{1b}[2J\u{7}eve\r\n\u{202e}lim\u{0}🦀";
     let (alice, eve, name) = (bench.client().await, bench.client_called(NASTY).await, bench.name("lock"));
     let held = take(&eve, &name).await;

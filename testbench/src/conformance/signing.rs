@@ -2,10 +2,10 @@
 
 use palisade::{Loss, Misuse};
 
-use super::bench::{Bench, Subject, is_fenced, is_lost, is_misuse, is_unsupported, ok};
+use super::bench::{Bench, is_fenced, is_lost, is_misuse, is_unsupported, ok};
 
 /// A token that holds a lock is signed for that lock and no other, as long as it holds it. An engine without signatures refuses.
-pub async fn a_token_is_signed_where_that_is_offered<S: Subject>(bench: &Bench<S>) {
+pub async fn a_token_is_signed_where_that_is_offered(bench: &Bench) {
     let (client, name, other) = (bench.client().await, bench.name("lock"), bench.name("other"));
     let offers = client.guarantees().offers;
     if !is_fenced(client.guarantees()) {

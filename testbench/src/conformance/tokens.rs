@@ -6,11 +6,11 @@ use palisade::engine::{Level, Raised};
 use palisade::{Error, ErrorKind, Misuse, Palisade, Token};
 use palisade_core::Refusal;
 
-use super::bench::{Bench, Held, Subject, is_fenced, is_misuse, is_unsupported, ok, take, try_take};
+use super::bench::{Bench, Held, is_fenced, is_misuse, is_unsupported, ok, take, try_take};
 use crate::faulty_engine::{Cut, EngineFaults};
 
 /// By default a lock has a token, or is refused with a message that names both alternatives.
-pub async fn a_correctness_lock_needs_a_fenced_engine<S: Subject>(bench: &Bench<S>) {
+pub async fn a_correctness_lock_needs_a_fenced_engine(bench: &Bench) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     if is_fenced(client.guarantees()) {
         let guard = ok(client.lock(&name).acquire().await);
@@ -50,7 +50,7 @@ pub async fn a_correctness_lock_needs_a_fenced_engine<S: Subject>(bench: &Bench<
 ///     let _ = guard.standing();
 /// }
 /// ```
-pub async fn an_efficiency_lock_is_granted_on_every_engine<S: Subject>(bench: &Bench<S>) {
+pub async fn an_efficiency_lock_is_granted_on_every_engine(bench: &Bench) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     let guard = ok(alice.lock(&name).efficiency().acquire().await);
     assert_eq!(guard.standing(), palisade::Standing::Held);
@@ -62,7 +62,7 @@ pub async fn an_efficiency_lock_is_granted_on_every_engine<S: Subject>(bench: &B
 }
 
 /// After a release.
-pub async fn tokens_rise_over_a_release<S: Subject>(bench: &Bench<S>) {
+pub async fn tokens_rise_over_a_release(bench: &Bench) {
     let clients = [bench.client().await, bench.client().await];
     let mut tokens = Rising::default();
     for client in clients.iter().cycle().take(6) {
@@ -73,7 +73,7 @@ pub async fn tokens_rise_over_a_release<S: Subject>(bench: &Bench<S>) {
 }
 
 /// After a guard was dropped.
-pub async fn tokens_rise_over_a_drop<S: Subject>(bench: &Bench<S>) {
+pub async fn tokens_rise_over_a_drop(bench: &Bench) {
     let client = bench.client().await;
     let mut tokens = Rising::default();
     for _ in 0..4 {
@@ -82,7 +82,7 @@ pub async fn tokens_rise_over_a_drop<S: Subject>(bench: &Bench<S>) {
 }
 
 /// After the holder's session was closed.
-pub async fn tokens_rise_over_the_end_of_a_session<S: Subject>(bench: &Bench<S>) {
+pub async fn tokens_rise_over_the_end_of_a_session(bench: &Bench) {
     let observer = bench.client().await;
     let mut tokens = Rising::default();
     for _ in 0..3 {
@@ -94,7 +94,7 @@ pub async fn tokens_rise_over_the_end_of_a_session<S: Subject>(bench: &Bench<S>)
 }
 
 /// After a force-release, which itself raises the token.
-pub async fn tokens_rise_over_a_forced_release<S: Subject>(bench: &Bench<S>) {
+pub async fn tokens_rise_over_a_forced_release(bench: &Bench) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     let held = take(&client, &name).await;
     if !client.guarantees().offers.force_release {
@@ -110,7 +110,7 @@ pub async fn tokens_rise_over_a_forced_release<S: Subject>(bench: &Bench<S>) {
 }
 
 /// After the holder's session expired.
-pub async fn tokens_rise_over_an_expiry<S: Subject>(bench: &Bench<S>) {
+pub async fn tokens_rise_over_an_expiry(bench: &Bench) {
     let (faults, bob, name) = (EngineFaults::default(), bench.client().await, bench.name("lock"));
     let alice = bench.faulty_client(&faults).await;
     let mut tokens = Rising::default();
@@ -122,7 +122,7 @@ pub async fn tokens_rise_over_an_expiry<S: Subject>(bench: &Bench<S>) {
 }
 
 /// After there was no client at all for a while.
-pub async fn tokens_rise_when_the_last_client_has_gone_and_another_comes<S: Subject>(bench: &Bench<S>) {
+pub async fn tokens_rise_when_the_last_client_has_gone_and_another_comes(bench: &Bench) {
     let mut tokens = Rising::default();
     for _ in 0..3 {
         let client = bench.client().await;
@@ -133,7 +133,7 @@ pub async fn tokens_rise_when_the_last_client_has_gone_and_another_comes<S: Subj
 }
 
 /// Whatever lock is granted afterwards, by whichever client, also one that comes later. A held lock keeps its token.
-pub async fn raised_tokens_begin_above_the_number_and_are_never_lowered<S: Subject>(bench: &Bench<S>) {
+pub async fn raised_tokens_begin_above_the_number_and_are_never_lowered(bench: &Bench) {
     let (client, other) = (bench.client().await, bench.client().await);
     if client.guarantees().level == Level::Advisory {
         return is_unsupported(client.raise_tokens(Token::MAX).await);
@@ -179,7 +179,7 @@ async fn raise(client: &Palisade, above: Token, release: impl AsyncFnOnce() -> R
 }
 
 /// One typing error must not use up the tokens.
-pub async fn a_raise_that_would_use_up_the_tokens_is_refused<S: Subject>(bench: &Bench<S>) {
+pub async fn a_raise_that_would_use_up_the_tokens_is_refused(bench: &Bench) {
     let client = bench.client().await;
     if client.guarantees().level == Level::Advisory {
         return is_unsupported(client.raise_tokens(Token::HIGHEST_RAISE).await);

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::future::Future;
 
+use async_trait::async_trait;
 use palisade::engine::{
     Acquire, Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Label, LockInfo, Opened, Raised, Released,
     RequestNo, Ttl, Value, Watched,
@@ -34,6 +35,7 @@ async fn repeat<T, F: Future<Output = Result<T, Failure>>>(call: impl Fn() -> F)
     until_some("a call is answered", attempt).await
 }
 
+#[async_trait(?Send)]
 impl<E: Engine> Engine for Repeating<E> {
     fn guarantees(&self) -> Guarantees {
         self.0.guarantees()

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use futures_util::future::LocalBoxFuture;
 use palisade_core::{
     Acquire, Label, Limit, LockName, Mode, Patience, Refusal, RequestNo, SessionEnd, SessionId, Token, Ttl, Value,
@@ -100,6 +101,7 @@ fn not_offered() -> Failure {
     Unavailable::new("session advisory locks have no such thing").without_effect().permanent().into()
 }
 
+#[async_trait(?Send)]
 impl Engine for Advisory {
     fn guarantees(&self) -> Guarantees {
         Guarantees {

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use palisade_core::{
     Acquire, Answer, Caller, Command, Label, LockName, Patience, Refusal, RequestNo, SessionId, Token, Ttl, Value,
     Waiting,
@@ -137,6 +138,7 @@ async fn follow_others(wake_files: Rc<WakeFiles>, state: Rc<RefCell<State>>, cha
     }
 }
 
+#[async_trait(?Send)]
 impl Engine for Embedded {
     fn guarantees(&self) -> Guarantees {
         Guarantees {

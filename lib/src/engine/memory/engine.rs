@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use palisade_core::{
     Acquire, Answer, Caller, Command, Event, Events, Label, Limits, LockName, Machine, Refusal, RequestNo, SessionId,
     Token, Ttl, Value, Waiting,
@@ -146,6 +147,7 @@ impl State {
     }
 }
 
+#[async_trait(?Send)]
 impl Engine for Memory {
     fn guarantees(&self) -> Guarantees {
         Guarantees {

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use futures_util::future::join_all;
 use palisade_core::{
     Acquire, Label, LockName, Mode, Patience, Refusal, RequestNo, SessionEnd, SessionId, Token, Ttl, Value,
@@ -145,6 +146,7 @@ impl Shared {
     }
 }
 
+#[async_trait(?Send)]
 impl Engine for Redlock {
     fn guarantees(&self) -> Guarantees {
         Guarantees {

@@ -21,6 +21,7 @@ mod watch_lease;
 use std::rc::Rc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use futures_util::FutureExt;
 use palisade_core::{
     Acquire, Label, LockName, Patience, Refusal, RequestNo, SessionEnd, SessionId, Token, Ttl, Value,
@@ -305,6 +306,7 @@ impl<B: Backend> Shared<B> {
     }
 }
 
+#[async_trait(?Send)]
 impl<B: Backend> Engine for Remote<B> {
     fn guarantees(&self) -> Guarantees {
         self.shared.backend.guarantees()
