@@ -78,7 +78,8 @@ impl metrics::Recorder for Recorded {
 
 async fn client(faults: &EngineFaults, ttl: Duration) -> Palisade {
     let faults = faults.clone();
-    let connect = async move || Ok(faults.wrap(Memory::connect(&Config { name: Some("metrics".to_owned()) })));
+    let connect =
+        async move || Ok(faults.wrap(Box::new(Memory::connect(&Config { name: Some("metrics".to_owned()) }))));
     Options::new().ttl(ttl).connect_engine("faulty_engine", connect).await.expect("a client")
 }
 

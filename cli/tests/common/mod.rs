@@ -1,8 +1,8 @@
 //! Fixtures for commands that need locks: an engine, and clients that hold or wait.
 #![allow(dead_code, reason = "each test uses its own part")]
 
-mod bounded;
-mod signals;
+pub(crate) mod bounded;
+pub(crate) mod signals;
 pub(crate) mod terminal;
 
 use std::fs;

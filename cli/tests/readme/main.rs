@@ -1,10 +1,13 @@
 //! Runs every command and checks every sample in the README and under `docs/`: the real binary, in a separate sandbox for
 //! each block. `CONTRIBUTING.md` describes the comments before a block.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod blocks;
 mod check;
 mod expect;
 
+#[path = "../common/mod.rs"]
+mod common;
 #[path = "../sandbox/mod.rs"]
 mod sandbox;
 mod sandbox_dir;

@@ -10,10 +10,8 @@ use crate::fixture::{Finished, Fixture, Running};
 fn assert_message(name: &str, ended: &Finished, code: i32) {
     assert_eq!((ended.code, ended.stdout.len()), (code, 0), "{name}: {ended:?}");
     let mut settings = insta::Settings::clone_current();
-    settings.set_prepend_module_to_snapshot(false);
-    settings.set_snapshot_path("../snapshots");
     settings.add_filter(r"/\S*/\.tmp\w+", "[folder]");
-    settings.bind(|| insta::assert_snapshot!(format!("run__{name}"), ended.errors.trim_end()));
+    settings.bind(|| insta::assert_snapshot!(name, ended.errors.trim_end()));
 }
 
 #[test]

@@ -1,11 +1,6 @@
 //! The real binary, with a private home and private locks, and without a terminal.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-#[path = "../common/bounded.rs"]
-mod bounded;
-#[path = "../common/signals.rs"]
-mod signals;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Lines};
 use std::os::unix::fs::PermissionsExt;
@@ -18,8 +13,9 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use tempfile::TempDir;
 
-use bounded::TIMEOUT;
-pub(crate) use bounded::within;
+use crate::common::bounded::{self, TIMEOUT};
+use crate::common::signals;
+pub(crate) use crate::common::within;
 
 /// A private home directory with its own locks.
 pub(crate) struct Sandbox {

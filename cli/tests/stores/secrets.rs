@@ -1,92 +1,214 @@
-//! `palisade fence` and `palisade prove` never print the password of a store.
+//! Users and their secrets: the sources of a secret, and that no command prints it.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::thread;
 
-use crate::run;
-use crate::sandbox::Sandbox;
-use crate::servers::{Server, try_mariadb, try_psql, try_redis};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-const SECRET: &str = "xyzzy-plugh";
+use crate::sandbox::{CommandOutput, Numbers, Sandbox, within};
 
-/// Returns all commands that take a URL of this scheme.
-fn commands(scheme: &str) -> Vec<Vec<&str>> {
-    let upstream = ["--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0", "--lock", "a"];
-    let mut all = vec![
-        vec!["fence", "check", "URL", "orders"],
-        vec!["fence", "check", "URL", "orders", "--json"],
-        vec!["fence", "check", "URL", "orders", "more"],
-        vec!["fence", scheme, "URL"],
-        vec!["prove", "order", "--resource", "URL"],
-        vec!["prove", "pauses", "--resource", "URL", "--json"],
-        vec!["prove", "URL"],
-        [&["fence", "http", "--store", "URL"], &upstream[..]].concat(),
-        [&["fence", "http", "--store", "memory:", "--keys", "URL"], &upstream[..]].concat(),
-    ];
-    all.push(vec!["fence", scheme, "--install", "URL"]);
-    all
+/// As `palisade serve --new-user` made it.
+const SECRET: &str = "b58cbdffbb04714c1fd8df7847cc6488a5cd0e0415c587edd9c8be487697d7b4";
+const HASH: &str = "sha256:d23bf2e564b28f4725d82008169410ecf571956fb17d8c03fceeccc56e93e719";
+const WRONG: &str = "0123456789abcdefxyzzy";
+
+/// An encrypted service with one user, `ci`. `ca.pem` in the sandbox is its authority.
+struct Service {
+    sandbox: Sandbox,
+    process: Child,
+    address: String,
 }
 
-fn assert_secret_hidden(sandbox: &Sandbox, scheme: &str, url: &str) {
-    for command in commands(scheme) {
-        let args: Vec<&str> = command.iter().map(|word| if *word == "URL" { url } else { word }).collect();
-        let output = sandbox.run(&args);
-        assert!(matches!(output.code, Some(64 | 69)), "{args:?}: {output:?}");
-        assert!(!output.err.is_empty(), "{args:?}: {output:?}");
-        for part in [SECRET, "plugh"] {
-            assert!(!output.err.contains(part) && !output.out.contains(part), "{args:?}: {output:?}");
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Service {
+    fn start() -> Service {
+        let sandbox = Sandbox::new();
+        let put = |name: &str, text: String| fs::write(sandbox.path().join(name), text).unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let server =
+            CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().signed_by(&key, &authority).unwrap();
+        put("ca.pem", authority.pem());
+        put("server.pem", server.pem());
+        put("server.key", key.serialize_pem());
+        put("secret", format!("{SECRET}\n"));
+        put(
+            "serve.toml",
+            format!(
+                "[serve]\nresp = '127.0.0.1:0'\nhttp = 'off'\ndata_dir = 'data'\n\
+                 [serve.tls]\ncertificate = 'server.pem'\nkey = 'server.key'\n\
+                 [[serve.users]]\nname = 'ci'\nsecret_hash = '{HASH}'\nrules = [{{ verbs = ['admin'], prefix = '' }}]\n"
+            ),
+        );
+        let mut command = sandbox.command(&["serve", "--config", "serve.toml"]);
+        let mut process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap());
+        let (ready, mut lines) = within("the ready line", move || {
+            let mut ready = String::new();
+            while !ready.contains("ready: ") {
+                ready.clear();
+                assert!(lines.read_line(&mut ready).unwrap() > 0, "it did not begin");
+            }
+            (ready, lines)
+        });
+        let address = ready.split_once("resp=").unwrap().1.split(' ').next().unwrap().to_owned();
+        thread::spawn(move || lines.read_to_end(&mut Vec::new()));
+        Service { sandbox, process, address }
+    }
+
+    fn command(&self, url: &str, args: &[&str]) -> Command {
+        let mut command = self.sandbox.command(args);
+        command.env("PALISADE_URL", url).env_remove("PALISADE_SECRET");
+        command
+    }
+
+    fn run(&self, command: &mut Command) -> CommandOutput {
+        let output = self.sandbox.output(&command.output().unwrap());
+        for secret in [SECRET, WRONG] {
+            assert!(!output.out.contains(secret) && !output.err.contains(secret), "{output:?}");
         }
+        output
+    }
+
+    /// Returns the URL with the secret in it.
+    fn url(&self) -> String {
+        format!("palisades://ci:{SECRET}@{}?ca=ca.pem", self.address)
+    }
+
+    fn shown(&self, text: &str) -> String {
+        self.sandbox.redacted(&text.replace(&self.address, "ADDRESS"), Numbers::Kept)
     }
 }
 
 #[test]
-fn errors_of_bad_urls_and_absent_hosts_show_no_password() {
-    let sandbox = Sandbox::new();
-    for scheme in ["postgres", "mysql", "redis"] {
-        for rest in [
-            format!("user:{SECRET}@127.0.0.1:1/0"),
-            format!("user:{SECRET}@127.0.0.1:99999/0"),
-            format!("user:{SECRET}@127.0.0.1:{SECRET}/0"),
-            format!("user:{SECRET}@[127.0.0.1/0"),
-            format!("127.0.0.1:1/0?password={SECRET}"),
-            format!("user:{SECRET}@127.0.0.1:1/0?port={SECRET}&{SECRET}=1"),
-        ] {
-            assert_secret_hidden(&sandbox, scheme, &format!("{scheme}://{rest}"));
-        }
-        assert_secret_hidden(&sandbox, scheme, &format!("{scheme}x://user:{SECRET}@127.0.0.1:1/0"));
+fn a_secret_comes_from_the_url_the_environment_or_a_file() {
+    let service = Service::start();
+    let at = &service.address;
+    let without = format!("palisades://ci@{at}?ca=ca.pem");
+    let file = format!("{without}&secret_file=secret");
+    for mut command in [
+        service.command(&service.url(), &["ls"]),
+        service.command(&file, &["ls"]),
+        {
+            let mut command = service.command(&without, &["ls"]);
+            command.env("PALISADE_SECRET", SECRET);
+            command
+        },
+        {
+            // SSL_CERT_FILE replaces the system's authorities.
+            let mut command = service.command(&format!("palisades://ci@{at}?secret_file=secret"), &["ls"]);
+            command.env("SSL_CERT_FILE", "ca.pem").env_remove("SSL_CERT_DIR");
+            command
+        },
+    ] {
+        let output = service.run(&mut command);
+        assert_eq!((output.code, output.err.as_str()), (Some(0), ""), "{command:?}");
     }
-    let output = sandbox.run(&["fence", "check", &format!("http://user:{SECRET}@127.0.0.1:1")]);
-    assert!(output.code == Some(69) && !output.err.contains(SECRET), "{output:?}");
+    let output = service.run(&mut service.command(&without, &["ls"]));
+    assert_eq!(output.code, Some(64));
+    insta::assert_snapshot!("no-secret", service.shown(&output.err));
 }
 
 #[test]
-fn errors_of_a_wrong_password_do_not_show_it() {
-    let sandbox = Sandbox::new();
-    let postgres = Server::postgres_with(&[], |data| {
-        let rules = "host all locked 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n";
-        fs::write(data.join("pg_hba.conf"), rules).unwrap();
-    });
-    try_psql(&postgres.url, "CREATE ROLE locked LOGIN PASSWORD 'right'").unwrap();
-    assert_secret_hidden(
-        &sandbox,
-        "postgres",
-        &format!("postgres://locked:{SECRET}@127.0.0.1:{}/postgres", postgres.port),
+fn no_command_shows_a_secret() {
+    let service = Service::start();
+    let palisade = env!("CARGO_BIN_EXE_palisade");
+    for args in [
+        &["doctor"][..],
+        &["doctor", "--json"],
+        &["ls"],
+        &["acquire", "one"],
+        &["acquire", "two", "--json"],
+        &["run", "three", "--", palisade, "show", "three"],
+        &["run", "four", "--", "sh", "-c", "echo $PALISADE_URL"],
+        &["run", "four", "--help"],
+    ] {
+        for verbose in [&[][..], &["-vv"]] {
+            let args = [verbose, args].concat();
+            let mut command = service.command(&service.url(), &args);
+            if verbose.is_empty() {
+                command.env_remove("PALISADE_LOG");
+            } else {
+                command.env("PALISADE_LOG", "trace");
+            }
+            // The first round still holds the lock, so the second one must not wait.
+            if args.contains(&"acquire") && !verbose.is_empty() {
+                command.arg("--no-wait");
+            }
+            let output = service.run(&mut command);
+            assert!(matches!(output.code, Some(0 | 75)), "{args:?}: {output:?}");
+        }
+    }
+    let output = service.run(&mut service.command(&service.url(), &["acquire", "five"]));
+    assert!(
+        output.out.contains(&format!("export PALISADE_URL='palisades://ci@{}?ca=ca.pem'", service.address)),
+        "{output:?}"
     );
-    let mariadb = Server::mariadb(&[]);
-    try_mariadb(mariadb.port, "CREATE USER locked@'%' IDENTIFIED BY 'right'; GRANT ALL ON shop.* TO locked@'%'")
-        .unwrap();
-    assert_secret_hidden(&sandbox, "mysql", &format!("mysql://locked:{SECRET}@127.0.0.1:{}/shop", mariadb.port));
-    let redis = Server::redis(&[]);
-    try_redis(redis.port, &["ACL", "SETUSER", "locked", "on", ">right", "~*", "+@all"]).unwrap();
-    assert_secret_hidden(&sandbox, "redis", &format!("redis://locked:{SECRET}@127.0.0.1:{}", redis.port));
 }
 
 #[test]
-fn errors_of_a_wrong_s3_key_do_not_show_it() {
-    let (sandbox, mut server) = (Sandbox::new(), Server::s3());
-    server.variables.retain(|(name, _)| *name != "AWS_SECRET_ACCESS_KEY");
-    server.variables.push(("AWS_SECRET_ACCESS_KEY", SECRET.to_owned()));
-    for args in [&["fence", "check", "s3://fenced/orders"][..], &["prove", "order", "--resource", "s3://fenced"]] {
-        let output = run(&sandbox, &server, args);
-        assert!(output.code == Some(69) && !output.err.contains(SECRET), "{output:?}");
+fn no_failure_shows_a_secret() {
+    let service = Service::start();
+    let at = &service.address;
+    let mut messages = String::new();
+    for (expected, url) in [
+        (69, format!("palisades://ci:{WRONG}@{at}?ca=ca.pem")),
+        (69, format!("palisades://nobody:{SECRET}@{at}?ca=ca.pem")),
+        (69, format!("palisades://ci:{SECRET}@{at}?ca=server.key")),
+        (69, format!("palisades://ci:{SECRET}@127.0.0.1:1?ca=ca.pem")),
+        (69, format!("palisade://ci:{SECRET}@{at}")),
+        (64, format!("palisade://ci:{SECRET}@{at}?ca=ca.pem")),
+        (64, format!("palisades://ci:{SECRET}@127.0.0.1")),
+        (64, format!("palisades://ci:{SECRET}")),
+        (64, format!("palisades://ci:/{SECRET}@{at}")),
+        (64, format!("palisades://ci@{at}?secret={SECRET}")),
+    ] {
+        let mut command = service.command(&url, &["-vv", "ls"]);
+        // 64 for an invalid URL, 69 for one that cannot be reached.
+        let code = service.run(command.env("PALISADE_LOG", "trace")).code;
+        assert_eq!(code, Some(expected), "{url}");
+        let output = service.run(&mut service.command(&url, &["ls"]));
+        messages += &output.err;
+        let output = service.run(&mut service.command(&url, &["doctor"]));
+        assert_eq!(output.code, code, "{url}: {output:?}");
     }
+    insta::assert_snapshot!("failures", service.shown(&messages));
+}
+
+#[test]
+fn a_broken_configuration_is_not_quoted_with_its_secret() {
+    let sandbox = Sandbox::new();
+    fs::write(sandbox.path().join("bad.toml"), format!("url = \"palisade://ci:{SECRET}@host:1\nttl = 1")).unwrap();
+    let output = sandbox.run(&["--config", "bad.toml", "ls"]);
+    assert_eq!(output.code, Some(64));
+    assert!(!output.err.contains(SECRET), "{}", output.err);
+}
+
+#[test]
+fn a_command_that_runs_under_a_lock_can_log_in_too() {
+    let service = Service::start();
+    let show = format!("{} show lock", env!("CARGO_BIN_EXE_palisade"));
+    let args = ["run", "lock", "--label", "outer", "--", "sh", "-c", &show];
+    let output = service.run(&mut service.command(&service.url(), &args));
+    assert_eq!((output.code, output.err.as_str()), (Some(0), ""));
+    assert!(output.out.contains("ci: outer"), "{}", output.out);
+}
+
+#[test]
+fn doctor_warns_about_a_secret_sent_unencrypted() {
+    let sandbox = Sandbox::new();
+    // An address outside the loopback that refuses connections at once.
+    let output = sandbox.run(&["doctor", &format!("palisade://ci:{SECRET}@0.0.0.0:1")]);
+    assert!(output.out.contains("encryption") && !output.out.contains(SECRET), "{}", output.out);
 }

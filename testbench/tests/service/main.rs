@@ -1,15 +1,9 @@
-//! The service as a real process that is killed and stopped, and connections to it that are cut and delayed.
+//! The service as real processes, and its parts in virtual time.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod barred;
-mod clocks;
-mod cuts;
-mod drops;
-mod durable;
-mod fixture;
-mod guarded;
-mod late;
-mod protocol;
-mod redis_commands;
-mod restarts;
-mod signed;
-mod stops;
+mod crashes;
+mod node;
+mod redis_clients;
+mod simulation;
+mod single;
+mod storage;

@@ -1,0 +1,175 @@
+//! Nodes that are down, slow, or have forgotten.
+
+use std::time::Duration;
+
+use palisade::engine::redlock::{Absence, NoMajority};
+use palisade::{ErrorKind, Loss, Standing};
+use redis::Commands;
+use rustix::process::Signal;
+
+use super::servers::{FRESH, Five, LONG, SHORT, connect, key, run, until};
+
+#[test]
+fn with_two_nodes_down_locks_are_granted_renewed_and_released() {
+    run(async {
+        let mut five = Five::start();
+        let alice = five.client(SHORT).await;
+        five.servers[1].kill();
+        five.servers[4].kill();
+        let bob = five.client(SHORT).await;
+        let held = alice.lock("job").efficiency().acquire().await.unwrap();
+        assert!(bob.lock("job").efficiency().try_acquire().await.unwrap().is_none());
+        // Renewals keep it for longer than one TTL.
+        let mut seen = held.safe_until();
+        let own = seen + SHORT;
+        while seen <= own {
+            seen = held.renewed(seen).await;
+        }
+        assert_eq!(held.standing(), Standing::Held);
+        held.release().await.unwrap();
+        assert!(bob.lock("job").efficiency().try_acquire().await.unwrap().is_some());
+    });
+}
+
+#[test]
+fn with_three_down_the_error_names_them_and_nothing_is_left_behind() {
+    run(async {
+        let mut five = Five::start();
+        let client = five.client(LONG).await;
+        for place in [0, 2, 3] {
+            five.servers[place].kill();
+        }
+        let error = client.lock("job").efficiency().try_acquire().await.unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("2 of 5 nodes count, and 3 are needed"), "{text}");
+        assert!(text.ends_with("(nothing has changed)"), "{text}");
+        assert!(error.is_retryable() && !error.may_have_taken_effect(), "{text}");
+        let ErrorKind::Outage { source: Some(source), .. } = error.kind() else { panic!("{error:?}") };
+        let absent = &source.downcast_ref::<NoMajority>().unwrap().absent;
+        let named: Vec<_> = absent.iter().map(|absent| absent.node.to_string()).collect();
+        assert_eq!(named, [0, 2, 3].map(|place: usize| five.servers[place].address.to_string()));
+        assert!(absent.iter().all(|absent| matches!(absent.why, Absence::NotReached(_))), "{text}");
+        assert_eq!(five.taken([1, 4], "job"), [0; 0]);
+    });
+}
+
+#[test]
+fn a_wait_through_an_outage_is_granted_afterwards() {
+    run(async {
+        let mut five = Five::start();
+        let client = five.client(LONG).await;
+        for place in [0, 2, 3] {
+            five.servers[place].kill();
+        }
+        let waiter = tokio::spawn({
+            let client = client.clone();
+            async move { client.lock("job").efficiency().acquire().await }
+        });
+        // It has tried and failed.
+        let error = client.lock("other").efficiency().try_acquire().await.unwrap_err();
+        assert!(error.is_retryable() && !waiter.is_finished());
+        five.servers[2].restart().unwrap();
+        waiter.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_node_that_is_stopped_counts_as_absent() {
+    run(async {
+        let five = Five::start();
+        let client = connect(&five.url(&format!("{FRESH}&timeout=3s")), LONG).await;
+        five.signal(3, Signal::STOP);
+        let held = client.lock("job").efficiency().acquire().await.unwrap();
+        held.release().await.unwrap();
+        until("no live server has the lock", async || five.taken([0, 1, 2, 4], "job").is_empty()).await;
+        // The stopped node executes the requests, and their undo, when it continues.
+        five.signal(3, Signal::CONT);
+        until("the stopped server has undone the lock", async || five.taken([3], "job").is_empty()).await;
+        client.lock("job").efficiency().acquire().await.unwrap();
+    });
+}
+
+#[test]
+fn a_node_that_is_waited_for_uses_up_the_validity() {
+    run(async {
+        let five = Five::start();
+        five.signal(3, Signal::STOP);
+        // Waiting for the slow node takes longer than the TTL on the other four, so the lock must not be granted.
+        let client = connect(&five.url(&format!("{FRESH}&timeout=1500ms")), Duration::from_millis(1400)).await;
+        let error = client.lock("job").efficiency().try_acquire().await.unwrap_err();
+        assert!(error.to_string().contains("nothing is left"), "{error}");
+        assert!(error.is_retryable() && !error.may_have_taken_effect(), "{error}");
+        assert_eq!(five.taken([0, 1, 2, 4], "job"), [0; 0]);
+        five.signal(3, Signal::CONT);
+    });
+}
+
+#[test]
+fn a_lock_that_a_majority_has_forgotten_is_lost_and_its_holder_is_told() {
+    run(async {
+        let five = Five::start();
+        let client = five.client(SHORT).await;
+        let held = client.lock("job").efficiency().acquire().await.unwrap();
+        let other = client.lock("other").efficiency().acquire().await.unwrap();
+        for place in [0, 1] {
+            let _: () = five.at(place).flushall().unwrap();
+        }
+        // Two of five can forget.
+        let seen = held.renewed(held.safe_until()).await;
+        assert!(seen <= held.safe_until() && held.standing() == Standing::Held);
+        let _: () = five.at(2).flushall().unwrap();
+        assert_eq!(held.lost().await, Loss::Expired);
+        // All locks of the session end with it, on the nodes too.
+        assert_eq!(other.lost().await, Loss::Expired);
+        until("no server has either lock", async || {
+            five.taken(0..5, "job").is_empty() && five.taken(0..5, "other").is_empty()
+        })
+        .await;
+        client.lock("job").efficiency().acquire().await.unwrap();
+    });
+}
+
+#[test]
+fn a_key_that_is_anothers_is_neither_freed_nor_extended() {
+    run(async {
+        let five = Five::start();
+        let client = five.client(SHORT).await;
+        let held = client.lock("job").efficiency().acquire().await.unwrap();
+        for place in 0..5 {
+            let _: () = five.at(place).set(key("job"), "another's").unwrap();
+        }
+        assert_eq!(held.lost().await, Loss::Expired);
+        assert!(held.release().await.is_err());
+        drop(held);
+        client.close().await.unwrap();
+        for place in 0..5 {
+            let value: String = five.at(place).get(key("job")).unwrap();
+            let ttl: i64 = five.at(place).pttl(key("job")).unwrap();
+            assert_eq!((value.as_str(), ttl), ("another's", -1));
+        }
+    });
+}
+
+/// Another program has written to the key of a lock.
+#[test]
+fn a_key_of_another_kind_spoils_its_own_lock_only() {
+    run(async {
+        let five = Five::start();
+        let client = five.client(LONG).await;
+        let held = client.lock("good").efficiency().acquire().await.unwrap();
+        for place in 0..5 {
+            let _: () = five.at(place).hset(key("bad"), "field", "value").unwrap();
+        }
+        let listed = client.list("").await.unwrap();
+        assert_eq!(listed.iter().map(|lock| lock.name.as_str()).collect::<Vec<_>>(), ["good"]);
+        assert!(client.lock("bad").efficiency().try_acquire().await.unwrap().is_none());
+        let short = five.client(SHORT).await;
+        let lost = short.lock("spoilt").efficiency().acquire().await.unwrap();
+        for place in 0..5 {
+            let _: () = five.at(place).del(key("spoilt")).unwrap();
+            let _: () = five.at(place).hset(key("spoilt"), "field", "value").unwrap();
+        }
+        assert_eq!(lost.lost().await, Loss::Expired);
+        held.release().await.unwrap();
+    });
+}
