@@ -89,7 +89,7 @@ fn five_nodes_are_also_cut_to_a_ring() {
 
 #[cfg(feature = "etcd")]
 #[test]
-#[ignore = "half a minute: a cluster of etcd"]
+#[ignore = "long: a cluster of etcd"]
 fn etcd_loses_nothing_behind_the_fence() {
     let sandbox = Sandbox::new();
     let report = short_run(&sandbox, &["--system", "etcd", "--ttl", "2s"]);
@@ -98,7 +98,7 @@ fn etcd_loses_nothing_behind_the_fence() {
 }
 
 #[test]
-#[ignore = "two minutes: a cluster of ZooKeeper"]
+#[ignore = "long: a cluster of ZooKeeper"]
 fn zookeeper_loses_nothing_behind_the_fence() {
     let sandbox = Sandbox::new();
     let report = short_run(&sandbox, &["--system", "zookeeper", "--ttl", "2s"]);

@@ -143,7 +143,10 @@ impl ChildProcess {
     }
 
     fn from(mut command: Command, role: &str, file: &Path, ttl_ms: u64) -> ChildProcess {
-        command.args(["--exact", "child_process", "--nocapture"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .args(["--exact", "embedded::child_process", "--nocapture"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         command.env("PALISADE_TEST_ROLE", role).env("PALISADE_TEST_FILE", file);
         command.env("PALISADE_TEST_TTL", ttl_ms.to_string());
         let mut child = command.spawn().unwrap();

@@ -142,4 +142,4 @@ impl Subject for Failing {
 
 palisade_testbench::conformance!(on_the_leader, Nodes::all());
 palisade_testbench::conformance!(on_a_follower, Nodes::follower());
-palisade_testbench::conformance!(while_leaders_fail, Nodes::failing(), ignore = "it takes minutes");
+palisade_testbench::conformance!(while_leaders_fail, Nodes::failing(), ignore = "long: leaders that fail");

@@ -16,7 +16,9 @@ const FOLDER: &str = "PALISADE_TEST_FLUSHES_IN";
 /// Runs one of the writers below, and returns its trace.
 fn traced(sandbox: &Sandbox, writer: &str) -> Option<Trace> {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "--include-ignored", "--nocapture", writer]).env(FOLDER, sandbox.path());
+    command
+        .args(["--exact", "--include-ignored", "--nocapture", &format!("flushes::files::{writer}")])
+        .env(FOLDER, sandbox.path());
     let output = sandbox.path().with_extension("trace");
     let (mut command, tracing) = Tracing::of(&command, output.clone(), 1024, Flushes::Quick)?;
     let child = command.stdout(Stdio::piped()).spawn().unwrap();

@@ -283,7 +283,13 @@ fn these_tests_pass_where_signals_are_ignored() {
     // Without the handling of ignored signals the test never ends.
     let mut shell = std::process::Command::new("timeout");
     shell
-        .args(["--signal=KILL", "60", "sh", "-c", "trap '' HUP INT QUIT TERM; exec \"$0\" --exact \"life::$1\""])
+        .args([
+            "--signal=KILL",
+            "60",
+            "sh",
+            "-c",
+            "trap '' HUP INT QUIT TERM; exec \"$0\" --exact \"serve::life::$1\"",
+        ])
         .arg(tests);
     let output = shell.arg("shutdown_accepts_no_connections_and_a_second_signal_ends_it_at_once").output().unwrap();
     let message = String::from_utf8_lossy(&output.stdout);

@@ -126,7 +126,7 @@ fn sealed_and_numbered_nothing_is_lost_and_nothing_is_applied_twice() {
 }
 
 #[test]
-#[ignore = "half a minute; three faults instead of two"]
+#[ignore = "long: three faults instead of two"]
 fn sealed_and_numbered_nothing_is_lost_with_more_faults() {
     assert_loses_nothing(3);
 }

@@ -72,6 +72,7 @@ fn a_keep_alive_without_an_answer_is_followed_by_another() {
 
 /// Fault 12: a lock that is granted after an outage is delivered when a keep-alive has confirmed its session.
 #[test]
+#[ignore = "long: several seconds on a real server"]
 fn a_lock_is_not_delivered_in_jeopardy() {
     check(async {
         let (fixture, faults) = (Fixture::new(), EngineFaults::default());

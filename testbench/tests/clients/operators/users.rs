@@ -27,6 +27,7 @@ fn passes_on(fixture: &Fixture, umask: &str) {
 }
 
 #[test]
+#[ignore = "long: killed and stopped processes"]
 fn a_holder_killed_under_a_strict_umask_blocks_no_other_user() {
     if !is_privileged("a_holder_killed_under_a_strict_umask_blocks_no_other_user") {
         return;

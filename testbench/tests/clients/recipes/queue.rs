@@ -593,6 +593,7 @@ fn clients_that_create_the_tables_at_the_same_time_all_push() {
 
 /// Killed as by a power cut: a job that was delivered stays delivered, one that is done stays done, and no token comes back.
 #[test]
+#[ignore = "long: killed and stopped processes"]
 fn no_token_comes_back_after_a_crash_of_the_database() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));

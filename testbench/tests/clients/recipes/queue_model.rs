@@ -91,6 +91,7 @@ fn a_queue_in_sqlite_agrees_with_its_model() {
 }
 
 #[test]
+#[ignore = "long: crowds"]
 fn a_queue_in_postgresql_agrees_with_its_model() {
     let database = database_on(Server::shared().unwrap_or_else(|absent| panic!("{absent}")));
     run_cases(async |steps, blocks| {

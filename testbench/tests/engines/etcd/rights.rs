@@ -45,6 +45,7 @@ async fn client(user: &str, address: SocketAddr) -> Palisade {
 
 /// Otherwise its claim would be granted later, although no caller waits for it.
 #[test]
+#[ignore = "long: crowds"]
 fn a_waiter_that_is_denied_leaves_the_queue() {
     check(async {
         let fixture = guarded();
@@ -65,6 +66,7 @@ fn a_waiter_that_is_denied_leaves_the_queue() {
 
 /// A compaction ends the watch of a client that lags behind. The client may not read the locks then.
 #[test]
+#[ignore = "long: several seconds on a real server"]
 fn a_watch_whose_events_were_compacted_goes_on_when_the_locks_can_be_read_again() {
     check(async {
         let fixture = guarded();

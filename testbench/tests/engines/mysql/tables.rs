@@ -28,6 +28,7 @@ async fn rows(store: &mut Conn) -> u64 {
 
 /// A million names used once leave a few thousand rows at most. `PALISADE_NAMES` sets the number.
 #[test]
+#[ignore = "long: crowds"]
 #[expect(clippy::print_stdout, reason = "how many are left is shown with --nocapture")]
 fn names_that_are_used_once_leave_few_rows() {
     let names = number_from_env("PALISADE_NAMES", 6_000);

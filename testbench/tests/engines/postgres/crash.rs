@@ -14,6 +14,7 @@ use super::fixture::{
 /// Killed as by a power cut, and restarted in crash recovery: what was granted is held, by the same session, and tokens
 /// rise (trap: a bare sequence gives numbers again). A release that the crash has undone is repeated.
 #[test]
+#[ignore = "long: killed servers"]
 fn grants_survive_a_crash_and_tokens_rise() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
@@ -53,6 +54,7 @@ fn grants_survive_a_crash_and_tokens_rise() {
 
 /// Over a restart no waiter loses its position, nor a grant that is made right after it.
 #[test]
+#[ignore = "long: killed servers"]
 fn a_waiter_keeps_its_place_over_a_restart() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
@@ -73,6 +75,7 @@ fn a_waiter_keeps_its_place_over_a_restart() {
 /// Fault 30: emptied, or replaced by another. Tokens begin again there, so a client that knew the old
 /// data reports the loss by name.
 #[test]
+#[ignore = "long: killed servers"]
 fn a_store_that_has_lost_its_data_is_refused_by_name() {
     let fixture = Fixture::new();
     check(async {
@@ -95,6 +98,7 @@ fn a_store_that_has_lost_its_data_is_refused_by_name() {
 
 /// A waiter without a deadline gets the error at once, since the lock will never be granted.
 #[test]
+#[ignore = "long: killed servers"]
 fn a_waiter_at_a_store_that_lost_its_data_gets_an_error() {
     let fixture = Fixture::new();
     check(async {
@@ -112,6 +116,7 @@ fn a_waiter_at_a_store_that_lost_its_data_gets_an_error() {
 
 /// Fault 33, and a trap: a connection that was replaced must not look like still holding. The store decides.
 #[test]
+#[ignore = "long: killed servers"]
 fn a_connection_that_was_replaced_holds_only_what_the_store_confirms() {
     let fixture = Fixture::new();
     check(async {
@@ -134,6 +139,7 @@ fn a_connection_that_was_replaced_holds_only_what_the_store_confirms() {
 
 /// Fault 11: releases and keep-alives at the same time leave nothing held.
 #[test]
+#[ignore = "long: killed servers"]
 fn a_release_that_races_a_keep_alive_leaves_nothing() {
     let fixture = Fixture::new();
     check(async {

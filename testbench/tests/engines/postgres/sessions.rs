@@ -203,6 +203,7 @@ fn a_channel_that_cannot_be_notified_is_refused() {
 
 /// With `synchronous_commit = off` and a server that seldom flushes its log: no acknowledged keep-alive is lost.
 #[test]
+#[ignore = "long: killed and stopped processes"]
 fn an_acknowledged_keep_alive_survives_a_crash() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
@@ -306,6 +307,7 @@ fn sql_alone_can_sweep_abandoned_sessions() {
 
 /// A session with many locks ends in several steps, and the library makes all of them.
 #[test]
+#[ignore = "long: crowds"]
 fn a_session_with_many_locks_is_closed_whole() {
     let fixture = Fixture::new();
     check(async {

@@ -19,6 +19,7 @@ fn worker(url: &str, ttl_ms: u64) -> Worker {
 
 /// Fault 1, at the lock; the fence has its own test.
 #[test]
+#[ignore = "long: stopped processes"]
 fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
     let fixture = Fixture::new();
     let (mut old, mut new) = (worker(&fixture.url(), SHORT_TTL), worker(&fixture.url(), LONG_TTL));
@@ -37,6 +38,7 @@ fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
 
 /// Fault 5.
 #[test]
+#[ignore = "long: stopped processes"]
 fn a_stopped_waiter_is_passed_over_and_never_granted() {
     let fixture = Fixture::new();
     let mut workers = [LONG_TTL, SHORT_TTL, LONG_TTL].map(|ttl| worker(&fixture.url(), ttl));
@@ -57,6 +59,7 @@ fn a_stopped_waiter_is_passed_over_and_never_granted() {
 
 /// Fault 17 at the client: its wall clock does not matter.
 #[test]
+#[ignore = "long: stopped processes"]
 fn a_clients_wall_clock_that_jumps_changes_nothing() {
     let (fixture, folder) = (Fixture::new(), tempfile::tempdir().expect("a folder"));
     let clock = WallClock::new(&folder.path().join("time")).expect("faketime is installed: scripts/setup");
@@ -79,6 +82,7 @@ fn a_clients_wall_clock_that_jumps_changes_nothing() {
 
 /// Fault 17 at the server: sessions end early or late. There is still one holder at a time, and tokens rise.
 #[test]
+#[ignore = "long: stopped processes"]
 fn a_servers_wall_clock_that_jumps_ends_sessions_and_harms_no_grant() {
     let folder = tempfile::tempdir().expect("a folder");
     let clock = WallClock::new(&folder.path().join("time")).expect("faketime is installed: scripts/setup");

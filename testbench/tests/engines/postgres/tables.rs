@@ -20,6 +20,7 @@ async fn rows(store: &Client) -> i64 {
 
 /// A million names used once leave a few thousand rows at most, as clients sweep. `PALISADE_NAMES` sets the number.
 #[test]
+#[ignore = "long: crowds"]
 #[expect(clippy::print_stdout, reason = "how many are left is shown with --nocapture")]
 fn names_that_are_used_once_leave_few_rows() {
     let names = number_from_env("PALISADE_NAMES", 20_000);
@@ -134,6 +135,7 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
 
 /// Concurrent first clients install the schema once, also in a database whose transactions do not see what others have done meanwhile.
 #[test]
+#[ignore = "long: several seconds on a real server"]
 fn the_first_client_installs_the_schema() {
     for isolation in ["read committed", "repeatable read", "serializable"] {
         let fixture = Fixture::new();

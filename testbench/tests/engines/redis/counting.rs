@@ -94,6 +94,7 @@ fn concurrent_requests_share_one_call() {
 
 /// `PALISADE_NAMES` sets the number of names.
 #[test]
+#[ignore = "long: crowds"]
 #[expect(clippy::print_stdout, reason = "how many are left is shown with --nocapture")]
 fn names_that_are_used_once_leave_nothing_behind() {
     let names = number_from_env("PALISADE_NAMES", 20_000);
@@ -123,6 +124,7 @@ fn names_that_are_used_once_leave_nothing_behind() {
 }
 
 #[test]
+#[ignore = "long: several seconds on a real server"]
 fn abandoned_sessions_are_swept_by_other_clients() {
     check(async {
         const TTL: Duration = Duration::from_secs(2);

@@ -49,6 +49,7 @@ fn die_waiting(redis: &Redis, lock: &str, crowd: usize) {
 }
 
 #[test]
+#[ignore = "long: crowds"]
 fn a_queue_of_dead_waiters_is_passed_in_small_steps_and_in_linear_time() {
     check(async {
         let fixture = Fixture::new();
@@ -71,6 +72,7 @@ fn a_queue_of_dead_waiters_is_passed_in_small_steps_and_in_linear_time() {
 }
 
 #[test]
+#[ignore = "long: crowds"]
 fn a_session_with_many_grants_ends_in_small_steps_and_does_not_come_back() {
     check(async {
         let fixture = Fixture::new();
@@ -98,6 +100,7 @@ fn a_session_with_many_grants_ends_in_small_steps_and_does_not_come_back() {
 }
 
 #[test]
+#[ignore = "long: crowds"]
 fn many_names_used_once_by_many_sessions_leave_nothing() {
     check(async {
         let fixture = Fixture::new();
@@ -121,6 +124,7 @@ fn many_names_used_once_by_many_sessions_leave_nothing() {
 
 /// The name is one that the library refuses.
 #[test]
+#[ignore = "long: crowds"]
 fn a_lock_that_cannot_be_named_does_not_hide_the_others() {
     check(async {
         let fixture = Fixture::new();

@@ -72,6 +72,7 @@ fn ask(redis: &Redis, words: &[&str]) -> String {
 }
 
 #[test]
+#[ignore = "long: failovers"]
 fn a_failover_to_a_replica_that_has_everything_loses_nothing() {
     check(async {
         let mut fixture = Fixture::new().await;
@@ -104,6 +105,7 @@ fn offset(redis: &Redis, which: &str) -> Option<String> {
 
 /// Writes that were not replicated are lost, as declared. A client that has seen a higher token notices it and names the loss.
 #[test]
+#[ignore = "long: failovers"]
 fn a_replica_that_is_promoted_before_it_had_caught_up_is_noticed_and_named() {
     check(async {
         let mut fixture = Fixture::new().await;
@@ -123,6 +125,7 @@ fn a_replica_that_is_promoted_before_it_had_caught_up_is_noticed_and_named() {
 }
 
 #[test]
+#[ignore = "long: failovers"]
 fn a_grant_that_replicas_do_not_have_in_time_is_not_handed_out() {
     check(async {
         let fixture = Fixture::new().await;

@@ -157,6 +157,7 @@ fn a_repeated_release_does_not_free_a_newer_grant() {
 
 /// Fault 10: the reply is lost and the grant is made. The client must undo it.
 #[test]
+#[ignore = "long: cut and slow connections"]
 fn an_attempt_whose_connection_is_cut_anywhere_leaves_nothing() {
     check(async {
         let fixture = Fixture::new();
@@ -192,6 +193,7 @@ fn an_attempt_whose_connection_is_cut_anywhere_leaves_nothing() {
 
 /// Fault 11: keep-alives run while locks are acquired and released.
 #[test]
+#[ignore = "long: several seconds on a real server"]
 fn a_release_that_races_a_keep_alive_leaves_nothing_held() {
     check(async {
         let fixture = Fixture::new();
@@ -215,6 +217,7 @@ fn a_release_that_races_a_keep_alive_leaves_nothing_held() {
 
 /// Fault 12.
 #[test]
+#[ignore = "long: cut and slow connections"]
 fn a_connection_that_is_cut_again_and_again_loses_nothing() {
     check(async {
         let fixture = Fixture::new();
@@ -259,6 +262,7 @@ fn a_waiter_whose_connection_is_cut_is_granted_all_the_same() {
 
 /// Fault 13 and promise 5, on a real connection.
 #[test]
+#[ignore = "long: cut and slow connections"]
 fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_another_is_granted() {
     check(async {
         let fixture = Fixture::new();

@@ -45,6 +45,7 @@ async fn assert_data_lost(guard: &LockGuard) {
 
 /// The counter is above the client's last token when the client reconnects.
 #[test]
+#[ignore = "long: restarts on older data"]
 fn all_guards_of_a_client_whose_grant_was_lost_are_lost_by_that_name() {
     check(async {
         let mut fixture = Fixture::with(&OPTIONS, &[]);
@@ -72,6 +73,7 @@ fn all_guards_of_a_client_whose_grant_was_lost_are_lost_by_that_name() {
 
 /// Only a session was lost, and its number must not be used for another one.
 #[test]
+#[ignore = "long: restarts on older data"]
 fn a_session_that_was_lost_is_not_mistaken_for_a_newer_one() {
     check(async {
         let mut fixture = Fixture::with(&OPTIONS, &[]);
@@ -91,6 +93,7 @@ fn a_session_that_was_lost_is_not_mistaken_for_a_newer_one() {
 }
 
 #[test]
+#[ignore = "long: restarts on older data"]
 fn a_waiter_is_never_granted_a_token_that_was_given_before() {
     check(async {
         let mut fixture = Fixture::with(&OPTIONS, &[]);
@@ -115,6 +118,7 @@ fn a_waiter_is_never_granted_a_token_that_was_given_before() {
 
 /// A keep-alive that was answered and then lost does not end a session before its client expects it.
 #[test]
+#[ignore = "long: restarts on older data"]
 fn after_a_restart_every_session_has_its_whole_ttl() {
     check(async {
         let mut fixture = Fixture::with(&OPTIONS, &[]);
@@ -135,6 +139,7 @@ fn after_a_restart_every_session_has_its_whole_ttl() {
 
 /// A restart that loses nothing is no loss, whichever client connects first.
 #[test]
+#[ignore = "long: restarts on older data"]
 fn a_restart_from_all_data_ends_nothing() {
     check(async {
         let mut fixture = Fixture::with(&OPTIONS, &[]);

@@ -264,6 +264,7 @@ impl World {
 }
 
 #[test]
+#[ignore = "long: restarts on older data"]
 fn a_loss_is_reported_to_its_sessions_and_no_token_repeats() {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(150);
     let first: u64 = std::env::var("PALISADE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);

@@ -67,6 +67,7 @@ fn the_token_is_the_czxid_of_the_claim_and_the_offset() {
 
 /// The server itself removes the parents of locks that are not in use, and a client that knew them creates them again.
 #[test]
+#[ignore = "long: several seconds on a real server"]
 fn the_server_removes_the_nodes_of_unused_locks() {
     check(async {
         let fixture = shared();
@@ -140,6 +141,7 @@ fn a_holder_whose_session_node_was_deleted_loses_its_locks() {
 
 /// A server closes the connection after a request of 1 MiB. The paths of a long queue have more.
 #[test]
+#[ignore = "long: crowds"]
 fn a_long_queue_is_read_in_parts() {
     check(async {
         let fixture = alone();
@@ -208,6 +210,7 @@ fn a_node_without_rights_is_named() {
 
 /// With a user, nodes are that user's.
 #[test]
+#[ignore = "long: several seconds on a real server"]
 fn a_user_has_its_nodes_alone() {
     check(async {
         let fixture = shared();
@@ -228,6 +231,7 @@ fn a_user_has_its_nodes_alone() {
 
 /// The server bounds the timeouts of sessions: a TTL that it would shorten is refused.
 #[test]
+#[ignore = "long: waits of several TTLs"]
 fn a_ttl_that_the_server_would_shorten_is_refused() {
     check(async {
         let fixture = usual();

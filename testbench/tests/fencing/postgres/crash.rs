@@ -20,6 +20,7 @@ struct Acknowledged {
 }
 
 #[test]
+#[ignore = "long: killed and stopped processes"]
 fn after_a_crash_every_acknowledged_write_is_there_and_every_lost_one_is_settled() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut server = Postgres::start(directory.path()).unwrap_or_else(|absent| panic!("{absent}"));

@@ -87,6 +87,7 @@ fn a_store_without_conditions_is_refused() {
 }
 
 #[test]
+#[ignore = "long: killed and stopped processes"]
 fn a_store_that_is_killed_at_any_moment_loses_no_acknowledged_write() {
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let mut server = S3::start(place.path()).unwrap_or_else(|absent| panic!("{absent}"));

@@ -19,6 +19,7 @@ const BOTH_WAYS: [Towards; 2] = [Towards::Server, Towards::Client];
 
 /// Fault 12.
 #[test]
+#[ignore = "long: connections cut at any byte"]
 fn a_connection_that_is_cut_again_and_again_loses_nothing() {
     check(async {
         const TTL: Duration = Duration::from_secs(3);
@@ -81,6 +82,7 @@ async fn wait_and_release(alice: &Palisade, bob: &Palisade, name: &str) {
 }
 
 #[test]
+#[ignore = "long: connections cut at any byte"]
 fn a_waiter_whose_connection_is_cut_anywhere_is_granted_once_and_leaves_nothing() {
     let cut_in = async |lane| {
         let fixture = Fixture::new();
@@ -103,6 +105,7 @@ fn a_waiter_whose_connection_is_cut_anywhere_is_granted_once_and_leaves_nothing(
 
 /// Fault 10: the reply is lost and the grant is made. The client must undo it.
 #[test]
+#[ignore = "long: connections cut at any byte"]
 fn an_attempt_whose_connection_is_cut_anywhere_leaves_nothing() {
     let cut_in = async |lane| {
         let fixture = Fixture::new();
@@ -138,6 +141,7 @@ fn an_attempt_whose_connection_is_cut_anywhere_leaves_nothing() {
 
 /// Fault 13 and promise 5, on a real connection.
 #[test]
+#[ignore = "long: connections cut at any byte"]
 fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_another_is_granted() {
     check(async {
         const TTL: Duration = Duration::from_millis(4500);
@@ -172,6 +176,7 @@ fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_another_is_grant
 
 /// Fault 5.
 #[test]
+#[ignore = "long: connections cut at any byte"]
 fn a_waiter_that_is_cut_off_for_longer_than_its_ttl_is_told_and_never_granted() {
     check(async {
         let fixture = Fixture::new();
@@ -190,6 +195,7 @@ fn a_waiter_that_is_cut_off_for_longer_than_its_ttl_is_told_and_never_granted() 
 }
 
 #[test]
+#[ignore = "long: connections cut at any byte"]
 fn a_lock_that_is_taken_away_while_the_connection_is_cut_is_reported_when_it_is_back() {
     check(async {
         let fixture = Fixture::new();
@@ -207,6 +213,7 @@ fn a_lock_that_is_taken_away_while_the_connection_is_cut_is_reported_when_it_is_
 
 /// The lock is granted and force-released before its client can learn of either.
 #[test]
+#[ignore = "long: connections cut at any byte"]
 fn a_grant_that_was_taken_away_before_it_was_known_is_never_held() {
     check(async {
         let fixture = Fixture::new();
@@ -229,6 +236,7 @@ fn a_grant_that_was_taken_away_before_it_was_known_is_never_held() {
 }
 
 #[test]
+#[ignore = "long: connections cut at any byte"]
 fn a_session_that_ended_while_the_connection_was_cut_is_lost_when_it_is_back() {
     check(async {
         let fixture = Fixture::new();
@@ -249,6 +257,7 @@ fn a_session_that_ended_while_the_connection_was_cut_is_lost_when_it_is_back() {
 }
 
 #[test]
+#[ignore = "long: connections cut at any byte"]
 fn a_watch_goes_on_over_a_cut_and_says_that_something_may_be_missing() {
     check(async {
         let fixture = Fixture::new();
@@ -279,6 +288,7 @@ fn a_watch_goes_on_over_a_cut_and_says_that_something_may_be_missing() {
 
 /// No reply comes and no connection is closed, so only a time-out can end the call.
 #[test]
+#[ignore = "long: connections cut at any byte"]
 fn calls_to_a_silent_service_fail_in_bounded_time_and_say_what_is_known() {
     check(async {
         let fixture = Fixture::new();

@@ -9,6 +9,7 @@ use palisade_testbench::proxy::Towards;
 use super::fixture::{Fixture, LONG_TTL, check, take, until_idle, until_queued};
 
 #[test]
+#[ignore = "long: acquires dropped at any time"]
 fn an_acquire_that_is_dropped_at_any_time_leaves_nothing() {
     check(async {
         let fixture = Fixture::new();
@@ -28,6 +29,7 @@ fn an_acquire_that_is_dropped_at_any_time_leaves_nothing() {
 }
 
 #[test]
+#[ignore = "long: acquires dropped at any time"]
 fn an_acquire_that_is_dropped_while_its_connection_is_cut_leaves_nothing() {
     // A client mostly waits before it reconnects, so several run at once.
     const LANES: u64 = 5;

@@ -12,6 +12,7 @@ const TTL: Duration = Duration::from_secs(10);
 
 /// Fault 4.
 #[test]
+#[ignore = "long: requests and replies that come late"]
 fn a_grant_whose_reply_comes_after_the_ttl_is_not_handed_out() {
     check(async {
         let fixture = Fixture::new();
@@ -33,6 +34,7 @@ fn a_grant_whose_reply_comes_after_the_ttl_is_not_handed_out() {
 
 /// Fault 10, with a request or a reply that is delayed for long.
 #[test]
+#[ignore = "long: requests and replies that come late"]
 fn an_acquire_that_times_out_here_and_is_granted_there_is_undone() {
     let hold = async |towards| {
         let fixture = Fixture::new();
@@ -56,6 +58,7 @@ fn an_acquire_that_times_out_here_and_is_granted_there_is_undone() {
 
 /// Faults 8 and 9: a release that arrives when another client holds the lock, or the same client again.
 #[test]
+#[ignore = "long: requests and replies that come late"]
 fn a_release_that_arrives_late_frees_nothing_else() {
     check(async {
         let fixture = Fixture::new();
@@ -88,6 +91,7 @@ fn a_release_that_arrives_late_frees_nothing_else() {
 
 /// The old connection delivers the request once more when the new one is already in the queue.
 #[test]
+#[ignore = "long: requests and replies that come late"]
 fn a_request_that_arrives_again_on_the_old_connection_does_not_end_the_grant() {
     check(async {
         let fixture = Fixture::new();
@@ -112,6 +116,7 @@ fn a_request_that_arrives_again_on_the_old_connection_does_not_end_the_grant() {
 
 /// A slow connection is not a broken one.
 #[test]
+#[ignore = "long: requests and replies that come late"]
 fn a_slow_connection_loses_nothing() {
     check(async {
         let fixture = Fixture::new();
