@@ -1,4 +1,4 @@
-"""Engines for the tests. `cargo test -p palisade-testbench --test python` starts the servers and runs pytest."""
+"""Engines for the tests. `scripts/test python` starts the servers and runs pytest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def variable(name: str) -> str:
         return os.environ[name]
     except KeyError:
         pytest.fail(
-            f"{name} is not set: run `cargo test -p palisade-testbench --test python`, which starts the servers"
+            f"{name} is not set: run `scripts/test python`, which starts the servers"
         )
 
 
