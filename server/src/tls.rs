@@ -1,5 +1,7 @@
 //! TLS: the service's certificate, and those of its clients.
 
+mod names;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -13,8 +15,6 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-use x509_parser::extensions::GeneralName;
-use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// The files for TLS, all PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,7 +126,7 @@ impl Tls {
 
     /// Returns the user that the client's certificate names. The handshake has verified the certificate.
     pub fn user(&self, connection: &ServerConnection) -> Option<String> {
-        named(connection.peer_certificates()?.first()?, self.now().user_from?)
+        names::named(connection.peer_certificates()?.first()?, self.now().user_from?)
     }
 }
 
@@ -182,23 +182,6 @@ pub(crate) fn key(file: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
         why: why.to_string(),
     };
     PrivateKeyDer::from_pem_slice(&pem).map_err(bad)
-}
-
-fn named(certificate: &CertificateDer<'_>, from: UserFrom) -> Option<String> {
-    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-    if from == UserFrom::CommonName {
-        let mut names = certificate.subject().iter_common_name();
-        let name = names.next()?.as_str().ok()?.to_owned();
-        // Two names would be ambiguous.
-        return if names.next().is_none() { Some(name) } else { None };
-    }
-    let names = certificate.subject_alternative_name().ok()??;
-    names.value.general_names.iter().find_map(|name| match (name, from) {
-        (GeneralName::DNSName(name), UserFrom::Dns)
-        | (GeneralName::RFC822Name(name), UserFrom::Email)
-        | (GeneralName::URI(name), UserFrom::Uri) => Some((*name).to_owned()),
-        _ => None,
-    })
 }
 
 impl std::fmt::Debug for Tls {

@@ -2,13 +2,12 @@
 
 use palisade_core::{LockName, Mode, SessionId, Value};
 use serde::Serialize;
-use utoipa::ToSchema;
 
 use crate::net::words::{ending, mode_word};
 use crate::node::{HolderReport, LockReport, WaiterReport};
 
 /// A lock, its holders and its waiters.
-#[derive(Debug, Clone, Default, Serialize, ToSchema)]
+#[derive(Debug, Clone, Default, Serialize)]
 #[allow(missing_docs)]
 pub struct Lock {
     pub name: String,
@@ -31,7 +30,7 @@ pub struct Lock {
 }
 
 /// A grant of a lock.
-#[derive(Debug, Clone, Serialize, ToSchema)]
+#[derive(Debug, Clone, Serialize)]
 #[allow(missing_docs)]
 pub struct Holder {
     pub token: u64,
@@ -50,7 +49,7 @@ pub struct Holder {
 }
 
 /// A request in the queue of a lock.
-#[derive(Debug, Clone, Serialize, ToSchema)]
+#[derive(Debug, Clone, Serialize)]
 #[allow(missing_docs)]
 pub struct Waiter {
     pub session: u64,
@@ -67,7 +66,7 @@ pub struct Waiter {
 }
 
 /// A grant that has ended.
-#[derive(Debug, Clone, Serialize, ToSchema)]
+#[derive(Debug, Clone, Serialize)]
 #[allow(missing_docs)]
 pub struct Ended {
     pub token: u64,

@@ -14,7 +14,6 @@ use palisade_core::{Claims, SignedHead};
 use ring::digest::{SHA256, digest};
 use ring::signature::{Ed25519KeyPair, KeyPair};
 use serde::Serialize;
-use utoipa::ToSchema;
 
 use files::Files;
 pub use files::KeyError;
@@ -67,7 +66,7 @@ impl Key {
 }
 
 /// The keys by which signed tokens are verified: a JWK Set (RFC 7517), with the cluster that they are of.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PublicKeys {
     /// The cluster: `iss` of everything that it signs.
     pub issuer: String,
@@ -76,7 +75,7 @@ pub struct PublicKeys {
 }
 
 /// A key by which signed tokens are verified: a JWK (RFC 8037).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PublicKey {
     /// Always `OKP`.
     pub kty: &'static str,

@@ -17,10 +17,6 @@ use crate::node::{RequestContext, Response};
 use crate::request::{AcquireRequest, Query, Request};
 
 /// Campaigns in an election, and waits up to `wait_ms` to become the leader. Release the lock to resign.
-#[utoipa::path(
-    post, path = "/v1/elections/campaign", tag = "elections", request_body = Campaign,
-    responses((status = 200, body = Granted), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn campaign(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
@@ -42,10 +38,6 @@ pub(super) async fn campaign(
 }
 
 /// Replaces the value that a leader publishes.
-#[utoipa::path(
-    post, path = "/v1/elections/publish", tag = "elections", request_body = Publish,
-    responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn publish(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
@@ -57,10 +49,6 @@ pub(super) async fn publish(
 }
 
 /// Returns the leader.
-#[utoipa::path(
-    get, path = "/v1/elections/leader", tag = "elections", params(Named),
-    responses((status = 200, body = Election), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn leader(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,

@@ -1,4 +1,4 @@
-//! For operators: health, readiness, metrics, and the description of the API.
+//! For operators: health, readiness and metrics.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,16 +19,11 @@ use crate::node::{NodeReport, RequestContext};
 const LONGEST_WRITE: Duration = Duration::from_secs(5);
 
 /// The process answers.
-#[utoipa::path(get, path = "/healthz", tag = "operation", responses((status = 200, body = Health)))]
 pub(super) async fn healthz() -> Answer<Health> {
     Answer(Health { ok: true })
 }
 
 /// Returns whether requests can be sent here: this node leads or relays them to the node that does, and no write hangs.
-#[utoipa::path(
-    get, path = "/readyz", tag = "operation",
-    responses((status = 200, body = Health), (status = 503, body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn readyz(State(app): State<App>) -> Result<Answer<Health>, Problem> {
     let report = app
         .within(Duration::ZERO, app.service.report())
@@ -55,13 +50,6 @@ pub(super) async fn readyz(State(app): State<App>) -> Result<Answer<Health>, Pro
 }
 
 /// Metrics for Prometheus, for users that may observe any lock. None of them names a lock.
-#[utoipa::path(
-    get, path = "/metrics", tag = "operation",
-    responses(
-        (status = 200, body = String, content_type = "text/plain"),
-        (status = 503, body = Problem, content_type = "application/problem+json")
-    )
-)]
 pub(super) async fn numbers(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
@@ -74,12 +62,4 @@ pub(super) async fn numbers(
     let report = app.within(Duration::ZERO, app.service.report()).await?;
     let text = metrics::render(&report, &app.traffic.counts(), app.traffic.connections());
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
-}
-
-/// This description.
-#[utoipa::path(
-    get, path = "/openapi.json", tag = "operation", responses((status = 200, body = Object, content_type = "application/json"))
-)]
-pub(super) async fn openapi(State(app): State<App>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "application/json")], app.openapi.to_string())
 }

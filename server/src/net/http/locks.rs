@@ -21,10 +21,6 @@ use crate::request::{AcquireRequest, Query, Request};
 
 /// Acquires locks, all or none, and waits for them up to `wait_ms`. A client that closes its connection
 /// while it waits leaves nothing queued or held.
-#[utoipa::path(
-    post, path = "/v1/locks/acquire", tag = "locks", request_body = Acquire,
-    responses((status = 200, body = Granted), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn acquire(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
@@ -48,10 +44,6 @@ pub(super) async fn acquire(
 }
 
 /// Releases a grant, of one lock or of several.
-#[utoipa::path(
-    post, path = "/v1/locks/release", tag = "locks", request_body = Release,
-    responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn release(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
@@ -65,10 +57,6 @@ pub(super) async fn release(
 }
 
 /// Ends the wait of a numbered request, or keeps it from beginning.
-#[utoipa::path(
-    post, path = "/v1/locks/cancel", tag = "locks", request_body = Cancel,
-    responses((status = 200, body = Cancelled), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn cancel(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
@@ -81,10 +69,6 @@ pub(super) async fn cancel(
 }
 
 /// Lists the locks in use.
-#[utoipa::path(
-    get, path = "/v1/locks", tag = "locks", params(Page),
-    responses((status = 200, body = Locks), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn list(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
@@ -98,10 +82,6 @@ pub(super) async fn list(
 }
 
 /// Shows one lock, in use or not.
-#[utoipa::path(
-    get, path = "/v1/locks/show", tag = "locks", params(Shown),
-    responses((status = 200, body = Lock), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn show(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
@@ -116,10 +96,6 @@ pub(super) async fn show(
 }
 
 /// Force-releases a lock. The audit log records it, and it uses up a token.
-#[utoipa::path(
-    post, path = "/v1/locks/break", tag = "locks", request_body = Break,
-    responses((status = 200, body = Broken), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn take_away(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
@@ -133,10 +109,6 @@ pub(super) async fn take_away(
 }
 
 /// Raises the tokens: every lock that is granted from now on has a token above this one. Recorded.
-#[utoipa::path(
-    post, path = "/v1/tokens/raise", tag = "tokens", request_body = RaiseTokens,
-    responses((status = 200, body = TokensRaised), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn raise_tokens(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
@@ -149,10 +121,6 @@ pub(super) async fn raise_tokens(
 }
 
 /// Gives a semaphore in use another number of permits.
-#[utoipa::path(
-    post, path = "/v1/locks/resize", tag = "locks", request_body = Resize,
-    responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn resize(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,

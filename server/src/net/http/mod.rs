@@ -1,7 +1,6 @@
 //! HTTP and JSON, for people, tools and `curl`, on a separate thread and runtime. It reaches the node through
 //! [`ServiceHandle`].
 
-mod access;
 mod client;
 mod elections;
 mod health;
@@ -10,6 +9,7 @@ mod input;
 mod listener;
 mod locks;
 mod metrics;
+mod openapi;
 pub(crate) mod page;
 mod problem;
 mod relay;
@@ -119,7 +119,6 @@ struct App {
     service: ServiceHandle,
     bounds: Bounds,
     traffic: Arc<Traffic>,
-    openapi: Arc<str>,
     signer: Option<Signer>,
 }
 

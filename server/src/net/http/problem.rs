@@ -4,7 +4,6 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use palisade_core::Refusal;
 use serde::Serialize;
-use utoipa::ToSchema;
 
 use crate::net::handle::Unavailable;
 use crate::net::words::{CLOSING, NOT_LEADER, NOT_SIGNING, refusal_code};
@@ -15,17 +14,15 @@ use crate::node::Refused;
 pub(super) struct Code(pub(super) &'static str);
 
 /// Why a request was not carried out (RFC 9457).
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize)]
 pub(super) struct Problem {
     /// Names the kind of problem; it can be compared, not visited.
-    #[schema(example = "urn:palisade:problem:nosession")]
     r#type: String,
     /// The kind of problem, for people.
     title: &'static str,
     /// The status of the response.
     status: u16,
     /// The kind of problem, for programs: the same code as over RESP.
-    #[schema(example = "NOSESSION")]
     code: &'static str,
     /// What went wrong this time.
     detail: String,

@@ -13,10 +13,6 @@ use crate::node::{RequestContext, Response};
 use crate::request::Request;
 
 /// Opens a session.
-#[utoipa::path(
-    post, path = "/v1/sessions", tag = "sessions", request_body = OpenSession,
-    responses((status = 201, body = Session), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn open(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
@@ -30,10 +26,6 @@ pub(super) async fn open(
 }
 
 /// Keeps a session alive for its TTL from now on.
-#[utoipa::path(
-    post, path = "/v1/sessions/{id}/keepalive", tag = "sessions", params(("id" = u64, Path, description = "The session.")),
-    responses((status = 200, body = Session), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn keep_alive(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
@@ -46,10 +38,6 @@ pub(super) async fn keep_alive(
 }
 
 /// Keeps several sessions alive at once.
-#[utoipa::path(
-    post, path = "/v1/sessions/keepalive", tag = "sessions", request_body = KeepAlive,
-    responses((status = 200, body = KeptAlive), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn keep_all_alive(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
@@ -73,10 +61,6 @@ async fn kept_alive(
 }
 
 /// Closes a session: its locks are free, its waits are over.
-#[utoipa::path(
-    delete, path = "/v1/sessions/{id}", tag = "sessions", params(("id" = u64, Path, description = "The session.")),
-    responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn close(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,

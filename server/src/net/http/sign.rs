@@ -12,10 +12,6 @@ use crate::request::{Query, Request};
 use crate::sign::PublicKeys;
 
 /// Signs a token that holds a lock now, for a resource that requires signed tokens.
-#[utoipa::path(
-    post, path = "/v1/locks/sign", tag = "locks", request_body = Sign,
-    responses((status = 200, body = Signed), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn sign(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
@@ -28,10 +24,6 @@ pub(super) async fn sign(
 }
 
 /// Returns the public keys that verify signed tokens. Needs no authentication.
-#[utoipa::path(
-    get, path = "/v1/keys", tag = "operation",
-    responses((status = 200, body = PublicKeys), (status = "default", body = Problem, content_type = "application/problem+json"))
-)]
 pub(super) async fn keys(State(app): State<App>) -> Result<Answer<PublicKeys>, Problem> {
     app.signer.as_ref().map(|signer| Answer(signer.public())).ok_or_else(Problem::not_signing)
 }

@@ -21,13 +21,6 @@ use crate::node::RequestContext;
 
 /// Watches locks: server-sent events, each of them an `Event` as JSON. A watcher gets all events after the response has
 /// begun. If it reads too slowly, it gets the number of missed events, and should list the locks again.
-#[utoipa::path(
-    get, path = "/v1/locks/watch", tag = "locks", params(Prefix),
-    responses(
-        (status = 200, body = Event, content_type = "text/event-stream"),
-        (status = "default", body = Problem, content_type = "application/problem+json")
-    )
-)]
 pub(super) async fn watch(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
