@@ -796,6 +796,7 @@ fn clients_of_a_cluster_refuse_a_service_of_its_own_also_if_it_is_all_that_runs(
 
 /// The leader notices only after a while that a node has died, and asks before it takes a vote away.
 #[test]
+#[ignore = "long: waits for nodes that are gone"]
 fn a_node_that_is_needed_is_not_removed() {
     let mut nodes = Nodes::three();
     nodes.done(&["transfer", "a"]);

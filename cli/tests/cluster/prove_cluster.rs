@@ -80,6 +80,7 @@ fn three_nodes_lose_nothing_behind_the_fence() {
 }
 
 #[test]
+#[ignore = "long: an experiment with faults"]
 fn five_nodes_are_also_cut_to_a_ring() {
     let sandbox = Sandbox::new();
     let report = short_run(&sandbox, &["--ttl", "500ms", "--nodes", "5"]);

@@ -119,6 +119,7 @@ fn the_functions_are_printed_without_a_server() {
 }
 
 #[test]
+#[ignore = "long: waits for replicas"]
 fn a_lock_that_waits_for_missing_replicas_says_so() {
     let redis = Redis::start();
     let url = format!("{}?replicas=1&replica_timeout=50", redis.url());

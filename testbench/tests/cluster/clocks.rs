@@ -12,6 +12,7 @@ use crate::fixture::{BOUND, TTL, cluster, leader, until_another_leads};
 use crate::http_client::HttpClient;
 
 #[test]
+#[ignore = "long: clocks that jump"]
 fn wall_clocks_that_jump_end_no_session_and_keep_none_alive() {
     let (mut cluster, folder) = cluster();
     let clock = |at: usize| {

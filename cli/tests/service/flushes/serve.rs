@@ -105,6 +105,7 @@ fn the_data_directory_is_durable_before_the_service_is_ready() {
 }
 
 #[test]
+#[ignore = "long: a log of many segments under strace"]
 fn a_segment_or_a_snapshot_is_removed_only_after_the_next_one_is_durable() {
     let sandbox = Sandbox::new();
     let Some((service, tracing)) = start(&sandbox, 64, Flushes::Quick) else { return };

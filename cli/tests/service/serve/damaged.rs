@@ -64,6 +64,7 @@ fn next_token(sandbox: &Sandbox, options: &[&str]) -> u64 {
 }
 
 #[test]
+#[ignore = "long: a log cut at many places"]
 fn a_log_that_lost_its_end_never_repeats_a_token() {
     type Damage = fn(&Path);
     let damages: [(&str, Damage); 5] = [

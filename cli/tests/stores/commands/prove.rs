@@ -44,21 +44,25 @@ fn assert_proven_on(server: &Server) {
 }
 
 #[test]
+#[ignore = "long: an experiment with paused writers"]
 fn on_postgres_the_fence_loses_no_update() {
     assert_proven_on(&Server::postgres(&[]));
 }
 
 #[test]
+#[ignore = "long: an experiment with paused writers"]
 fn on_mariadb_the_fence_loses_no_update() {
     assert_proven_on(&Server::mariadb(&[]));
 }
 
 #[test]
+#[ignore = "long: an experiment with paused writers"]
 fn on_redis_the_fence_loses_no_update() {
     assert_proven_on(&Server::redis(&["--appendonly", "yes", "--appendfsync", "always"]));
 }
 
 #[test]
+#[ignore = "long: an experiment with paused writers"]
 fn on_s3_the_fence_loses_no_update() {
     assert_proven_on(&Server::s3());
 }

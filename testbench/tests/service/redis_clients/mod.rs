@@ -67,7 +67,7 @@ impl Server {
 
     /// Runs the examples in this language on the page for users and returns their number. Each prints a token.
     fn run_examples(self, language: &str, extension: &str) -> usize {
-        let page = fs::read_to_string(beside("../../../docs/redis-clients.md")).expect("the page can be read");
+        let page = fs::read_to_string(beside("../../../../docs/redis-clients.md")).expect("the page can be read");
         let opening = format!("```{language}\n");
         let examples = page.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
         let folder = directory();

@@ -76,9 +76,11 @@ async function main() {
   await client.del("node-e");
   await assert.rejects(impatient.extend(lost, 60000), ExecutionError);
 
-  // `using` extends the lock until its routine ends. Seven extensions take longer than the first duration.
+  // `using` extends the lock until its routine ends. Seven extensions take longer than the first duration, and the machine may stand
+  // still for ten seconds.
   redlock.extensions = 0;
-  const value = await redlock.using(["node-f"], 3000, { automaticExtensionThreshold: 2500 }, async (signal) => {
+  const settings = { automaticExtensionThreshold: 10_000 };
+  const value = await redlock.using(["node-f"], 12_000, settings, async (signal) => {
     await redlock.untilExtended(7);
     await assert.rejects(impatient.acquire(["node-f"], 60000), ExecutionError);
     assert.equal(signal.aborted, false, `${signal.error}`);

@@ -88,6 +88,7 @@ fn grants_and_waits_survive_a_restart_over_encrypted_connections() {
 
 /// Also in the middle of a record, and of a handshake.
 #[test]
+#[ignore = "long: connections cut at any byte"]
 fn an_encrypted_connection_that_is_cut_anywhere_loses_nothing() {
     check(async {
         let guarded = Guarded::new();
