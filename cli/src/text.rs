@@ -6,7 +6,9 @@ use std::time::Duration;
 use palisade::Token;
 use palisade_server::Limits;
 use serde::Serialize;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Parses a time like `30s`, `5m` or `1h 30m`.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
@@ -135,19 +137,51 @@ pub(crate) fn log_to_stderr(verbose: u8, levels: &LogLevels) {
         2 => "debug",
         _ => "trace",
     };
-    let filter =
-        EnvFilter::builder().with_env_var("PALISADE_LOG").with_default_directive(tracing::Level::ERROR.into());
-    let filter = match std::env::var_os("PALISADE_LOG") {
-        Some(_) => filter.from_env_lossy(),
-        None => EnvFilter::new(level),
-    };
+    let directives = std::env::var_os("PALISADE_LOG").unwrap_or_else(|| level.into());
+    let (filter, unreadable) = log_filter(directives.to_str().unwrap_or_default());
+    for directive in unreadable {
+        let directive = directive.escape_debug();
+        let _ = writeln!(
+            io::stderr(),
+            "palisade: PALISADE_LOG: '{directive}' is ignored: it is neither a level (off, error, warn, info, debug, \
+             trace) nor TARGET=LEVEL"
+        );
+    }
     // A closed stderr must not panic: that would end the thread that keeps the lock.
-    let log = tracing_subscriber::fmt().with_writer(io::stderr).log_internal_errors(false);
-    log.with_env_filter(filter).with_ansi(false).init();
+    let log = tracing_subscriber::fmt::layer().with_writer(io::stderr).log_internal_errors(false).with_ansi(false);
+    tracing_subscriber::registry().with(filter).with(log).init();
+}
+
+/// Parses levels and `TARGET=LEVEL`, separated by commas: `warn,palisade=debug`. A target without a level is logged with all
+/// levels; an empty list logs errors. Also returns what it cannot read, and leaves out of the filter.
+fn log_filter(directives: &str) -> (Targets, Vec<&str>) {
+    let (mut filter, mut unreadable) = (Targets::new(), Vec::new());
+    let mut is_empty = true;
+    for directive in directives.split(',').map(str::trim).filter(|directive| !directive.is_empty()) {
+        let begins_target = |c: char| c.is_alphanumeric() || "-:_".contains(c);
+        // A bracket, as in `target[span]`, would be taken for a part of the target's name, and nothing would be logged.
+        let is_readable = directive.starts_with(begins_target) && !directive.contains('[');
+        match directive.trim_end_matches('=').parse::<Targets>() {
+            Ok(parsed) if is_readable => {
+                is_empty = false;
+                filter.extend(parsed.iter());
+                if let Some(level) = parsed.default_level() {
+                    filter = filter.with_default(level);
+                }
+            }
+            _ => unreadable.push(directive),
+        }
+    }
+    if is_empty {
+        filter = filter.with_default(LevelFilter::ERROR);
+    }
+    (filter, unreadable)
 }
 
 #[cfg(test)]
 mod tests {
+    use tracing::Level;
+
     use super::*;
 
     #[test]
@@ -190,6 +224,35 @@ mod tests {
             let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
             assert_eq!(String::from_utf8(output.stdout).unwrap(), text, "{script}");
         }
+    }
+
+    #[test]
+    fn a_log_filter_has_levels_and_targets() {
+        let logged = |directives, target| {
+            let (filter, _) = log_filter(directives);
+            let levels = [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE];
+            levels.iter().filter(|level| filter.would_enable(target, level)).count()
+        };
+        for (directives, audit, node) in [
+            ("", 1, 1),
+            ("off", 0, 0),
+            ("INFO", 3, 3),
+            ("4", 4, 4),
+            ("palisade", 5, 5),
+            ("palisade::audit=", 5, 0),
+            ("palisade::audit=debug", 4, 0),
+            ("warn,palisade::audit=info", 3, 2),
+            ("palisade::audit=off, palisade=trace", 0, 5),
+            ("info,palisade=loud", 3, 3),
+            ("palisade=loud", 1, 1),
+        ] {
+            let both = (logged(directives, "palisade::audit"), logged(directives, "palisade_server::node"));
+            assert_eq!(both, (audit, node), "{directives}");
+        }
+        assert_eq!(
+            log_filter("*,info,[acquire]=debug,a=loud,a=b=info").1,
+            ["*", "[acquire]=debug", "a=loud", "a=b=info"]
+        );
     }
 
     #[test]

@@ -26,11 +26,15 @@ use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::LocalSet;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> Result<(), Box<dyn Error>> {
     // With the audit log, and with who leads.
-    let filter = tracing_subscriber::EnvFilter::new("warn,palisade::audit=info,palisade_server::node=info");
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(std::io::stderr).init();
+    let filter: Targets = "warn,palisade::audit=info,palisade_server::node=info".parse()?;
+    let log = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(std::io::stderr);
+    tracing_subscriber::registry().with(filter).with(log).init();
     let mut arguments = env::args().skip(1);
     let (Some(directory), Some(address)) = (arguments.next(), arguments.next()) else {
         return Err("usage: serve DIRECTORY ADDRESS".into());

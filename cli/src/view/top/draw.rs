@@ -1,134 +1,146 @@
 //! Draws the screen: all locks above, the selected one below.
 
+use crossterm::style::{Color, StyledContent, Stylize};
 use palisade::engine::LockInfo;
-use ratatui::Frame;
-use ratatui::layout::{Constraint, Layout, Rect};
-use ratatui::style::{Color, Style, Stylize};
-use ratatui::text::{Line, Span, Text};
-use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Table, TableState, Wrap};
 
 use super::super::format;
 use super::super::report::Published;
+use super::line::{Line, columns};
 use super::state::State;
 use crate::text;
 
 /// How many holders, waiters and past grants are shown, so that each kind fits on a small screen.
 const MAX_SHOWN: usize = 5;
+/// The widths of the columns TOKEN, HELD, LEFT and WAITING.
+const NUMBERS: [usize; 4] = [6, 7, 7, 7];
+/// The blanks between columns.
+const GAP: usize = 2;
 
-/// Draws everything.
-pub(super) fn draw(state: &State, frame: &mut Frame<'_>) {
-    let rows = [Constraint::Length(1), Constraint::Fill(3), Constraint::Fill(2), Constraint::Length(1)];
-    let [head, list, selected, foot] = Layout::vertical(rows).areas(frame.area());
-    frame.render_widget(title(state), head);
-    draw_list(state, frame, list);
+/// The text of a cell, with its style.
+type Text = StyledContent<String>;
+
+/// Returns the lines of a screen, none of them wider than it.
+pub(super) fn draw(state: &State, width: u16, height: u16) -> Vec<Line> {
+    let (width, height) = (usize::from(width), usize::from(height));
+    // Between the first and the last row, the list gets three rows of five.
+    let list_height = (height.saturating_sub(2) * 3 + 2) / 5;
+    let mut lines = vec![title(state)];
+    lines.extend(list(state, width, list_height));
+    lines.resize(1 + list_height, Line::default());
     if let Some(lock) = state.selected_lock() {
-        let block = Block::new().borders(Borders::TOP).title(format!("{} ", format::state_of(lock)).bold());
-        frame.render_widget(
-            Paragraph::new(details(lock, state.has_tokens)).wrap(Wrap { trim: false }).block(block),
-            selected,
-        );
+        let border = "─".repeat(width);
+        lines.push(Line::default().styled(format!("{} ", format::state_of(lock)).bold()).plain(border));
+        lines.extend(details(lock, state.has_tokens).into_iter().flat_map(|line| line.wrap(width)));
     }
-    frame.render_widget(footer(state), foot);
+    lines.resize(height.saturating_sub(1).max(1), Line::default());
+    lines.push(footer(state));
+    lines.truncate(height);
+    lines.iter().map(|line| line.cut(width)).collect()
 }
 
-fn title(state: &State) -> Line<'_> {
+fn title(state: &State) -> Line {
     let waiting: usize = state.locks.iter().map(|lock| lock.waiters.len()).sum();
-    let mut spans = vec![
-        "palisade top".bold(),
-        Span::raw(format!("  {} in use, {waiting} waiting", count(state.locks.len(), "lock", "locks"))),
-    ];
+    let in_use = count(state.locks.len(), "lock", "locks");
+    let mut line =
+        Line::default().styled("palisade top".bold()).plain(format!("  {in_use} in use, {waiting} waiting"));
     if !state.prefix.is_empty() {
-        spans.push(Span::raw(format!(", names begin with {}", text::plain(&state.prefix))));
+        line = line.plain(format!(", names begin with {}", text::plain(&state.prefix)));
     }
     if state.is_paused {
-        spans.push("  paused".yellow().bold());
+        line = line.styled("  paused".dark_yellow().bold());
     }
-    Line::from(spans)
+    line
 }
 
-fn draw_list(state: &State, frame: &mut Frame<'_>, area: Rect) {
+/// Returns the rows of the list, as many as fit into the height. The selected one is always among them.
+fn list(state: &State, width: usize, height: usize) -> Vec<Line> {
     if state.locks.is_empty() {
-        frame.render_widget("no locks are held or wanted".dim(), area);
-        return;
+        return vec![Line::default().styled("no locks are held or wanted".dim())];
     }
-    let longest = state.locks.iter().map(|lock| Line::raw(lock.name.as_str()).width()).max().unwrap_or(0);
-    let widths = [
-        Constraint::Length(u16::try_from(longest).unwrap_or(u16::MAX).min(area.width / 3).max(4)),
-        Constraint::Fill(1),
-        Constraint::Length(6),
-        Constraint::Length(7),
-        Constraint::Length(7),
-        Constraint::Length(7),
-    ];
-    let heads = Row::new(["LOCK", "HOLDER", "TOKEN", "HELD", "LEFT", "WAITING"]).bold();
-    let table = Table::new(state.locks.iter().map(|lock| row(lock, state.has_tokens)), widths)
-        .header(heads)
-        .column_spacing(2);
-    let mut state = TableState::new().with_selected(state.selected());
-    frame.render_stateful_widget(table.row_highlight_style(Style::new().reversed()), area, &mut state);
+    let longest = state.locks.iter().map(|lock| columns(lock.name.as_str())).max().unwrap_or(0);
+    let name = longest.min(width / 3).max(4);
+    let holder = width.saturating_sub(name + GAP + NUMBERS.iter().map(|number| GAP + number).sum::<usize>());
+    let [token, held, left, waiting] = NUMBERS;
+    let widths = [name, holder, token, held, left, waiting];
+    let heads = ["LOCK", "HOLDER", "TOKEN", "HELD", "LEFT", "WAITING"];
+    let mut lines = vec![row(heads.map(|head| head.to_owned().bold()), widths)];
+    let rows = height.saturating_sub(1);
+    let first = (state.selected() + 1).saturating_sub(rows);
+    for (index, lock) in state.locks.iter().enumerate().skip(first).take(rows) {
+        let line = row(cells(lock, state.has_tokens), widths);
+        lines.push(if index == state.selected() { line.reversed() } else { line });
+    }
+    lines
 }
 
-fn row(lock: &LockInfo, has_tokens: bool) -> Row<'static> {
+fn cells(lock: &LockInfo, has_tokens: bool) -> [Text; 6] {
     let oldest = lock.holders.first();
-    let waiting = match lock.waiters.len() {
-        0 => Cell::new("0"),
-        some => Cell::new(some.to_string().yellow()),
-    };
-    Row::new([
-        Cell::new(lock.name.to_string()),
-        Cell::new(format::holders(lock)),
-        Cell::new(oldest.map_or_else(String::new, |oldest| format::token(oldest.token, has_tokens))),
-        Cell::new(format::time(oldest.and_then(|oldest| oldest.held_for_ms))),
-        Cell::new(format::time(oldest.and_then(|oldest| oldest.time_left_ms))),
-        waiting,
-    ])
+    let waiting = lock.waiters.len().to_string();
+    [
+        lock.name.to_string().stylize(),
+        format::holders(lock).stylize(),
+        oldest.map_or_else(String::new, |oldest| format::token(oldest.token, has_tokens)).stylize(),
+        format::time(oldest.and_then(|oldest| oldest.held_for_ms)).stylize(),
+        format::time(oldest.and_then(|oldest| oldest.time_left_ms)).stylize(),
+        if lock.waiters.is_empty() { waiting.stylize() } else { waiting.dark_yellow() },
+    ]
+}
+
+fn row(cells: [Text; 6], widths: [usize; 6]) -> Line {
+    let mut line = Line::default();
+    for (index, (cell, width)) in cells.into_iter().zip(widths).enumerate() {
+        if index > 0 {
+            line = line.plain(" ".repeat(GAP));
+        }
+        line = line.cell(cell, width);
+    }
+    line
 }
 
 /// Returns the holders, the waiters and the past grants of the selected lock.
-fn details(lock: &LockInfo, has_tokens: bool) -> Text<'static> {
+fn details(lock: &LockInfo, has_tokens: bool) -> Vec<Line> {
     let mut lines = Vec::new();
     if let Some(value) = &lock.value {
-        lines.push(detail("value", Color::Cyan, Published::from(value).to_string()));
+        lines.push(detail("value", Color::DarkCyan, &Published::from(value).to_string()));
     }
     for holder in lock.holders.iter().take(MAX_SHOWN) {
         let (held, left) = (format::time(holder.held_for_ms), format::time(holder.time_left_ms));
         let (holder_text, mode) = (format::holder(holder), format::mode(holder.mode));
         let token = format::token(holder.token, has_tokens);
         let text = format!("{holder_text}: token {token}, {mode}, held for {held}, time left {left}");
-        lines.push(detail("holder", Color::Green, text));
+        lines.push(detail("holder", Color::DarkGreen, &text));
     }
     lines.extend(rest("holder", lock.holders.len()));
     for (position, waiter) in (1..).zip(&lock.waiters).take(MAX_SHOWN) {
         let line = format!("{position}. {}: {}", text::plain(&waiter.label), format::mode(waiter.mode));
-        lines.push(detail("waits", Color::Yellow, line));
+        lines.push(detail("waits", Color::DarkYellow, &line));
     }
     lines.extend(rest("waits", lock.waiters.len()));
     for ended in lock.history.iter().rev().take(MAX_SHOWN) {
         let line = format!("{}: token {}, {}", text::plain(&ended.label), ended.token, format::ending(ended));
-        lines.push(detail("before", Color::DarkGray, line));
+        lines.push(detail("before", Color::DarkGrey, &line));
     }
-    Text::from(lines)
+    lines
 }
 
-fn detail(tag: &'static str, color: Color, text: String) -> Line<'static> {
-    Line::from(vec![Span::styled(format!("{tag:<8}"), color), Span::raw(text)])
+fn detail(tag: &str, color: Color, text: &str) -> Line {
+    Line::default().styled(format!("{tag:<8}").with(color)).plain(text)
 }
 
-fn rest(tag: &'static str, all: usize) -> Option<Line<'static>> {
+fn rest(tag: &str, all: usize) -> Option<Line> {
     let more = all.checked_sub(MAX_SHOWN).filter(|more| *more > 0)?;
-    Some(detail(tag, Color::DarkGray, format!("and {more} more")))
+    Some(detail(tag, Color::DarkGrey, &format!("and {more} more")))
 }
 
-fn footer(state: &State) -> Line<'_> {
+fn footer(state: &State) -> Line {
     match (&state.typing, &state.error_message) {
-        (Some(typed), _) => Line::from(vec![
-            "names begin with: ".bold(),
-            Span::raw(text::plain(typed)),
-            "▏".into(),
-            "  Enter applies it, Esc cancels".dim(),
-        ]),
-        (None, Some(error_message)) => Line::from(error_message.as_str().red()),
-        (None, None) => "q quits   j k select   / filters by prefix   p pauses".dim().into(),
+        (Some(typed), _) => Line::default()
+            .styled("names begin with: ".bold())
+            .plain(text::plain(typed))
+            .plain("▏")
+            .styled("  Enter applies it, Esc cancels".dim()),
+        (None, Some(error_message)) => Line::default().styled(error_message.as_str().dark_red()),
+        (None, None) => Line::default().styled("q quits   j k select   / filters by prefix   p pauses".dim()),
     }
 }
 
@@ -136,5 +148,47 @@ fn count(number: usize, one: &str, several: &str) -> String {
     match number {
         1 => format!("1 {one}"),
         _ => format!("{number} {several}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+    use palisade::LockName;
+
+    use super::*;
+
+    fn with_locks(count: usize) -> State {
+        let lock = |number| LockInfo {
+            name: LockName::new(&format!("lock {number}")).unwrap(),
+            limit: None,
+            holders: Vec::new(),
+            waiters: Vec::new(),
+            value: None,
+            history: Vec::new(),
+        };
+        let mut state = State::new("");
+        state.update(Ok((1..=count).map(lock).collect()));
+        state
+    }
+
+    #[test]
+    fn the_selected_lock_is_on_the_screen() {
+        let mut state = with_locks(50);
+        for (key, selected) in [(KeyCode::Home, "lock 1"), (KeyCode::End, "lock 50"), (KeyCode::Up, "lock 49")] {
+            state.press(KeyEvent::new(key, KeyModifiers::NONE));
+            let lines = draw(&state, 80, 24);
+            let row = lines.iter().map(Line::to_string).find(|line| line.starts_with("\u{1b}[7m")).unwrap();
+            assert!(row.starts_with(&selected.reverse().to_string()), "{row}");
+        }
+    }
+
+    #[test]
+    fn a_frame_is_as_large_as_the_screen() {
+        for (state, width, height) in (0..90).map(|size| (with_locks(usize::from(size) % 3 * 10), size, size / 3)) {
+            let lines = draw(&state, width, height);
+            assert_eq!(lines.len(), usize::from(height));
+            assert!(lines.iter().all(|line| *line == line.cut(width.into())), "{width} {height}");
+        }
     }
 }

@@ -2,12 +2,13 @@
 
 mod draw;
 mod follow;
+mod line;
 mod screen;
 mod state;
 
 use std::io::{self, IsTerminal};
 
-use ratatui::crossterm::event::{Event, KeyEventKind};
+use crossterm::event::{Event, KeyEventKind};
 use tokio::sync::{mpsc, watch};
 
 use self::follow::{Listing, follow};
@@ -71,7 +72,7 @@ async fn show(
     let mut screen = Screen::take()?;
     let mut keys = keyboard();
     loop {
-        screen.draw(|frame| draw::draw(state, frame))?;
+        screen.draw(|width, height| draw::draw(state, width, height))?;
         tokio::select! {
             end = signals.stop_requested() => return Err(Failure::Exit(end.exit_code())),
             Some(listing) = listings.recv() => state.update(listing),

@@ -1,8 +1,8 @@
 //! The state of the screen, and how keys change it.
 
+use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use palisade::LockName;
 use palisade::engine::LockInfo;
-use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::follow::Listing;
 

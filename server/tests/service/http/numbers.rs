@@ -5,7 +5,10 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use serde_json::json;
+use tracing::Level;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
 
 use super::client::{Raw, events};
 use super::test_server::TestServer;
@@ -136,10 +139,11 @@ impl<'a> MakeWriter<'a> for Log {
 #[test]
 fn force_releases_and_denied_calls_are_in_the_audit_log() {
     let log = Log::default();
-    let filter = tracing_subscriber::EnvFilter::new("palisade::audit=info");
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(log.clone());
+    let filter = Targets::new().with_target("palisade::audit", Level::INFO);
+    let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(log.clone());
+    let subscriber = tracing_subscriber::registry().with(filter).with(lines);
     // The subscriber is global, because the service runs on another thread. Other tests of this process may add lines.
-    tracing::subscriber::set_global_default(subscriber.finish()).expect("the only one");
+    tracing::subscriber::set_global_default(subscriber).expect("the only one");
     let server = TestServer::new();
     let (client, mut resp) = (server.client(), server.connect_resp());
     let (session, other) = (client.open(60_000), client.open(60_000));
