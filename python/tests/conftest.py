@@ -19,7 +19,7 @@ import palisade
 
 T = TypeVar("T")
 
-BOUND = 120.0
+BOUND = 300.0
 """Nothing that works takes this long."""
 
 _names = itertools.count()

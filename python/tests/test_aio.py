@@ -11,7 +11,7 @@ import pytest
 
 import palisade
 import palisade.aio
-from conftest import held, until, waiting
+from conftest import BOUND, held, until, waiting
 
 
 def lock(client: palisade.aio.Client, name: str) -> palisade.aio.Request[palisade.aio.LockGuard]:
@@ -32,7 +32,7 @@ async def event(condition: Callable[[], Coroutine[Any, Any, bool]]) -> None:
         while not await condition():
             await asyncio.sleep(0.01)
 
-    await asyncio.wait_for(poll(), 60)
+    await asyncio.wait_for(poll(), BOUND / 2)
 
 
 async def is_waited_for(client: palisade.aio.Client, name: str, count: int) -> None:
@@ -93,7 +93,7 @@ def test_an_acquire_that_is_cancelled_at_any_moment_leaves_nothing_held(url: str
             del task
             gc.collect()
             # It waits for what may still be held.
-            guard = await asyncio.wait_for(lock(other, name).acquire(), 60)
+            guard = await asyncio.wait_for(lock(other, name).acquire(), BOUND / 2)
             await guard.release()
 
     run(url, work)

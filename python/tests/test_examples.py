@@ -15,7 +15,7 @@ import psycopg
 import pytest
 import redis
 
-from conftest import variable
+from conftest import BOUND, variable
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -32,7 +32,7 @@ def test_one_of_many_workers_writes_the_report(tmp_path: Path) -> None:
     arguments = [f"embedded://{tmp_path}/locks.db", database, "2026-11-18"]
     command = [sys.executable, str(EXAMPLES / "nightly_report.py"), *arguments]
     workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
-    results = [worker.communicate(timeout=60)[0].strip() for worker in workers]
+    results = [worker.communicate(timeout=BOUND / 2)[0].strip() for worker in workers]
     assert all(worker.returncode == 0 for worker in workers)
     assert results.count("written") == 1 and all(result == "written" or "skipped" in result for result in results)
     assert example.write_report(*arguments) == "skipped: it is there already"

@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 import palisade
 import palisade.fence
-from conftest import Proxy, variable
+from conftest import BOUND, Proxy, variable
 from palisade.fence import postgres
 from palisade.fence import redis as redis_fence
 
@@ -81,10 +81,17 @@ import sys, palisade, palisade.fence, psycopg
 from palisade.fence import postgres
 locks, database, table = sys.argv[1:]
 client = palisade.connect(locks, ttl=1)
-guard = client.lock(table).acquire()
-token = guard.token
 connection = psycopg.connect(database, autocommit=True)
-postgres.seal(connection, guard)
+while True:
+    # A standstill of the machine may end so short a session at any moment.
+    try:
+        guard = client.lock(table).acquire()
+        token = guard.token
+        postgres.seal(connection, guard)
+        break
+    except palisade.Error as error:
+        if not error.is_retryable:
+            raise
 print("sealed", flush=True)
 sys.stdin.readline()
 try:
@@ -122,7 +129,7 @@ def test_a_worker_that_was_paused_cannot_write(connection: psycopg.Connection[An
             with postgres.under(connection, guard):
                 connection.execute(f"INSERT INTO {table} VALUES (42, 5)")
         worker.send_signal(signal.SIGCONT)
-        assert worker.communicate("go on\n", timeout=60)[0].split() == ["lost", "PF001"]
+        assert worker.communicate("go on\n", timeout=BOUND / 2)[0].split() == ["lost", "PF001"]
     finally:
         worker.kill()
         worker.wait()

@@ -17,7 +17,7 @@ import pytest
 
 import palisade
 import palisade.aio
-from conftest import held
+from conftest import BOUND, held
 
 # Python 3.12 and newer warn of every fork of a process with threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -168,4 +168,4 @@ for _ in range(3):
     children.append(pid)
 sys.exit(any(os.waitpid(pid, 0)[1] for pid in children))
 """
-    subprocess.run([sys.executable, "-c", script, url, name], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, url, name], check=True, timeout=BOUND / 2)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 import palisade
-from conftest import Proxy, held, until, variable, waiting
+from conftest import BOUND, Proxy, held, until, variable, waiting
 from palisade import Contended
 
 
@@ -57,7 +57,7 @@ def test_a_waiter_gets_the_lock_from_another_thread(
     assert until(lambda: waiting(client, name) == 1)
     token = guard.token
     guard.release()
-    assert tokens.get(timeout=60) > token
+    assert tokens.get(timeout=BOUND / 2) > token
     thread.join()
 
 
@@ -106,17 +106,17 @@ def test_several_locks_are_one_grant(client: palisade.Client, other: palisade.Cl
 
 def test_one_client_leads(client: palisade.Client, other: palisade.Client, name: str) -> None:
     observer = other.election(name).observe()
-    assert observer.next(timeout=60) is None
+    assert observer.next(timeout=BOUND / 2) is None
     leadership = client.election(name).candidacy("starting").dangerous_accept_failover().acquire()
-    leader = observer.next(timeout=60)
+    leader = observer.next(timeout=BOUND / 2)
     assert leader is not None and leader.value == b"starting" and leader.token == leadership.token
     assert not other.election(name).candidacy("too").dangerous_accept_failover().acquire(timeout=0.05)
     leadership.publish("ready")
-    leader = observer.next(timeout=60)
+    leader = observer.next(timeout=BOUND / 2)
     assert leader is not None and leader.value == b"ready" and leader.label == "first"
     assert other.election(name).leader() == leader
     leadership.release()
-    assert observer.next(timeout=60) is None
+    assert observer.next(timeout=BOUND / 2) is None
     with pytest.raises(TimeoutError):
         observer.next(timeout=0)
 
@@ -135,10 +135,10 @@ def test_locks_are_inspected_and_listed(client: palisade.Client, other: palisade
 def test_events_are_watched(client: palisade.Client, other: palisade.Client, name: str) -> None:
     watch = other.watch(name)
     with lock(client, name) as guard:
-        granted = watch.next(timeout=60)
+        granted = watch.next(timeout=BOUND / 2)
         assert granted is not None
         assert (granted.kind, granted.locks, granted.token) == ("granted", [name], guard.token)
-    ended = watch.next(timeout=60)
+    ended = watch.next(timeout=BOUND / 2)
     assert ended is not None and (ended.kind, ended.how) == ("ended", "released")
     with pytest.raises(TimeoutError):
         watch.next(timeout=0)
@@ -157,7 +157,7 @@ def test_a_forced_release_is_a_loss(client: palisade.Client, other: palisade.Cli
     assert forced.grants == 1 and forced.moved_to > token
     loss = guard.lost()
     assert loss is not None and (loss.kind, loss.by, loss.reason) == ("forced", "second", "hangs since noon")
-    assert losses.get(timeout=60) == loss
+    assert losses.get(timeout=BOUND / 2) == loss
     standing = guard.jeopardy()
     assert standing is not None and standing.state == "lost" and standing.loss == loss
     with pytest.raises(palisade.Lost, match="taken away by second: hangs since noon"):
@@ -184,13 +184,19 @@ def test_a_guard_ensures_a_time(client: palisade.Client, name: str) -> None:
         guard.ensure(1)
         with pytest.raises(palisade.Misuse, match="connect with a longer TTL"):
             guard.ensure(3600)
-        with pytest.raises(palisade.Unavailable, match="wait for a renewal") as raised:
-            guard.ensure(guard.safe_until - time.clock_gettime(time.CLOCK_BOOTTIME) + 1e-6)
-        assert raised.value.is_retryable and not raised.value.may_have_taken_effect
+        while True:
+            seen = guard.safe_until
+            try:
+                guard.ensure(seen - time.clock_gettime(time.CLOCK_BOOTTIME) + 1e-6)
+            except palisade.Unavailable as error:
+                assert "wait for a renewal" in str(error)
+                assert error.is_retryable and not error.may_have_taken_effect
+                break
+            assert guard.safe_until != seen, "it was not renewed meanwhile, and yet more is ensured than is left"
 
 
 def test_a_renewal_moves_the_lease(url: str, name: str) -> None:
-    with palisade.connect(url, ttl=1) as client:
+    with palisade.connect(url, ttl=18) as client:
         with lock(client, name) as guard:
             seen = guard.safe_until
             later = guard.renewed()
@@ -307,18 +313,23 @@ def test_the_service_signs_tokens(name: str) -> None:
 def test_a_lock_whose_service_is_out_of_reach_is_in_jeopardy_and_then_lost(name: str) -> None:
     proxy = Proxy(variable("PALISADE_TEST_SERVICE"))
     losses: queue.Queue[palisade.Loss] = queue.Queue()
-    client = palisade.connect(proxy.url, ttl=3)
+    client = palisade.connect(proxy.url, ttl=20)
     guard = client.lock(name).acquire()
     guard.on_lost(losses.put)
     proxy.is_deaf = True
     standing = guard.jeopardy()
-    assert standing is not None and standing.state == "jeopardy" and guard.token > 0
-    with pytest.raises(palisade.Unavailable, match="wait for a renewal"):
-        guard.ensure(2.9)
+    assert standing is not None
+    if standing.state == "jeopardy":
+        assert guard.token > 0
+        with pytest.raises(palisade.Unavailable, match="wait for a renewal"):
+            guard.ensure(19.5)
     loss = guard.lost()
-    assert loss is not None and loss.kind == "unreachable"
-    assert losses.get(timeout=60) == loss
-    with pytest.raises(palisade.Lost, match="could not be reached to keep its session alive"):
+    # A client that notices it a second late takes its process for paused.
+    assert loss is not None and loss.kind in ("unreachable", "paused")
+    assert standing.state == "jeopardy" or loss.kind == "paused", "it was not in jeopardy before"
+    told = losses.get(timeout=BOUND / 2)
+    assert told.kind in ("unreachable", "paused")
+    with pytest.raises(palisade.Lost, match="could not be reached to keep its session alive|this process was paused"):
         guard.token
     client.close()
 

@@ -15,8 +15,9 @@ import palisade
 import palisade.aio
 from conftest import ENGINES, engine_url
 
-TTL = 1.0
-BLOCKED = 3.5 * TTL
+# Long enough that the sessions outlive a standstill of the machine.
+TTL = 15.0
+BLOCKED = 1.5 * TTL
 
 
 def busy_loop() -> None:

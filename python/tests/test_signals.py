@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import palisade
-from conftest import until, waiting
+from conftest import BOUND, until, waiting
 
 # A shell that starts a job in the background lets it ignore Ctrl-C, and its children inherit that.
 PROGRAM = """
@@ -56,7 +56,7 @@ def test_ctrl_c_leaves_nothing_queued(use: str, client: palisade.Client, url: st
             # The process lives on, with its session: the wait itself is over.
             assert until(lambda: waiting(client, name) == 0)
             child.stdin.close()
-            assert child.wait(timeout=60) == 0
+            assert child.wait(timeout=BOUND / 2) == 0
         finally:
             child.kill()
             child.wait()

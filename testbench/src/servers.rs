@@ -31,13 +31,17 @@ pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use redis::{Redis, RedisCluster, Sentinel};
 pub use service_cluster::ServiceCluster;
-pub use shared::Shared;
+pub use shared::{InUse, LogsOnFailure, Shared};
 pub use zookeeper::{ZooKeeper, ZooKeeperEnsemble};
 
-/// The bound of a server's start.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The bound of a server's start: a Java on a busy machine needs twenty times as long as on an idle one.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a server may take for the answer to one question. Then it is asked again.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two checks whether it has started.
 const PAUSE: Duration = Duration::from_millis(5);
+/// How many lines of a log are shown.
+const LINES: usize = 40;
 
 /// Why a server is not there.
 #[derive(Debug)]
@@ -78,7 +82,7 @@ fn is_healthy(address: SocketAddr) -> bool {
 /// Returns the answer to `GET`, with its headers.
 fn get(address: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
@@ -89,7 +93,7 @@ fn get(address: SocketAddr, path: &str) -> io::Result<String> {
 fn answers_ping(address: SocketAddr) -> bool {
     let ask = || -> io::Result<[u8; 7]> {
         let mut stream = TcpStream::connect(address)?;
-        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         stream.write_all(b"*1\r\n$4\r\nPING\r\n")?;
         let mut answer = [0; 7];
         stream.read_exact(&mut answer)?;
@@ -250,17 +254,11 @@ impl Process {
         let began = Instant::now();
         while !answers() {
             if began.elapsed() > PATIENCE || self.child.try_wait()?.is_some() {
-                return Err(Absent::Silent(self.program, self.last_lines()));
+                return Err(Absent::Silent(self.program, last_lines(&self.log)));
             }
             thread::sleep(PAUSE);
         }
         Ok(())
-    }
-
-    fn last_lines(&self) -> String {
-        let log = fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(5)..].join("\n")
     }
 
     fn signal(&self, signal: Signal) {
@@ -277,13 +275,23 @@ impl Process {
 }
 
 impl Drop for Process {
-    #[allow(clippy::print_stderr, reason = "a test that fails because its server has ended must show why it ended")]
+    #[allow(clippy::print_stderr, reason = "a test that fails must show what its server said")]
     fn drop(&mut self) {
-        if thread::panicking()
-            && let Ok(Some(status)) = self.child.try_wait()
-        {
-            eprintln!("{} has ended before ({status}); it said:\n{}", self.program, self.last_lines());
+        if thread::panicking() {
+            let state = match self.child.try_wait() {
+                Ok(Some(status)) => format!("has ended before ({status})"),
+                _ => "runs".to_owned(),
+            };
+            eprintln!("{} {state}. The end of {}:\n{}", self.program, self.log.display(), last_lines(&self.log));
         }
         self.end();
     }
+}
+
+/// Returns the last lines of a log.
+fn last_lines(log: &Path) -> String {
+    let log = fs::read(log).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(LINES)..].join("\n")
 }

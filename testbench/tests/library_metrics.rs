@@ -89,8 +89,9 @@ fn grants_waits_losses_and_renewals_are_counted() {
     assert!(metrics::set_global_recorder(recorded.clone()).is_ok(), "there is no other recorder");
     check(BOUND, async {
         let faults = EngineFaults::default();
-        let alice = client(&EngineFaults::default(), Duration::from_secs(10)).await;
-        let bob = client(&faults, Duration::from_millis(800)).await;
+        let alice = client(&EngineFaults::default(), Duration::from_secs(3600)).await;
+        // It outlives a standstill of ten seconds until its connection is cut.
+        let bob = client(&faults, Duration::from_secs(18)).await;
 
         let held = alice.lock("lock").acquire().await.expect("it is free");
         assert!(bob.lock("lock").try_acquire().await.expect("an answer").is_none());

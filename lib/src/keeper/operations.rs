@@ -232,7 +232,7 @@ mod tests {
     fn on_the_keepers_runtime(test: impl Future<Output = ()>) {
         let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
         let bounded = async {
-            tokio::time::timeout(Duration::from_secs(30), test).await.expect("the operation ends within 30 s");
+            tokio::time::timeout(Duration::from_secs(300), test).await.expect("the operation ends within 300 s");
         };
         runtime.expect("a runtime").block_on(bounded);
     }

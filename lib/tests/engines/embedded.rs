@@ -22,20 +22,23 @@ use tokio::runtime::Runtime;
 use tokio::task::LocalSet;
 
 /// A TTL in milliseconds that no test outlives.
-const LONG: u64 = 10 * 60 * 1000;
+const LONG: u64 = 60 * 60 * 1000;
+
+/// The TTL in milliseconds of sessions that end during their tests. They outlive a standstill of ten seconds before that.
+const SHORT: u64 = 15 * 1000;
 
 /// The longest wait for one event.
-const WAIT: Duration = Duration::from_secs(30);
+const WAIT: Duration = Duration::from_secs(300);
 
 /// The longest time of a test. Hundreds of flushes on a busy disk take more than half a minute.
-const TEST: Duration = Duration::from_secs(300);
+const TEST: Duration = Duration::from_secs(900);
 
 fn run(test: impl Future<Output = ()>) {
     run_on(&LocalSet::new(), &runtime(), test);
 }
 
 fn run_on<T>(local: &LocalSet, runtime: &Runtime, test: impl Future<Output = T>) -> T {
-    let bounded = async { tokio::time::timeout(TEST, test).await.expect("the test ends within 300 s") };
+    let bounded = async { tokio::time::timeout(TEST, test).await.expect("the test ends within 900 s") };
     local.block_on(runtime, bounded)
 }
 
@@ -431,8 +434,8 @@ fn a_killed_waiter_is_skipped() {
 
 #[test]
 fn a_stopped_holder_loses_its_lock_at_its_ttl_and_not_before() {
-    let (fixture, ttl) = (Fixture::new(), Duration::from_millis(1_500));
-    let mut child = ChildProcess::start("hold", &fixture.file(), ttl.as_millis() as u64);
+    let (fixture, ttl) = (Fixture::new(), Duration::from_millis(SHORT));
+    let mut child = ChildProcess::start("hold", &fixture.file(), SHORT);
     child.read("holds");
     let opening_took = Duration::from_nanos(child.read("began").parse().unwrap());
     let stopped_at = BootInstant::now();
@@ -440,15 +443,13 @@ fn a_stopped_holder_loses_its_lock_at_its_ttl_and_not_before() {
     run(async {
         let engine = fixture.connect().await;
         let session = open_session(&engine, LONG).await.session;
+        let asked_at = BootInstant::now();
         let left = engine.inspect(name("a")).await.unwrap().unwrap().holders[0].time_left_ms.unwrap();
-        let inspected_at = BootInstant::now();
         acquire(&engine, session, "a", 1).await;
-        let waited = BootInstant::now().since(inspected_at);
+        let waited = BootInstant::now().since(asked_at);
         assert!(waited >= Duration::from_millis(left.saturating_sub(10)), "{left} ms were left, it took {waited:?}");
-        assert!(
-            BootInstant::now().since(stopped_at) + opening_took < ttl + Duration::from_secs(1),
-            "long after its TTL"
-        );
+        // A busy machine may be late.
+        assert!(BootInstant::now().since(stopped_at) + opening_took < ttl + WAIT / 2, "long after its TTL");
     });
 }
 
@@ -458,11 +459,11 @@ fn a_session_is_not_ended_before_its_ttl_has_passed() {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.connect().await, fixture.connect().await);
         let opening = BootInstant::now();
-        let mut opened = open_session(&alice, 400).await;
+        let mut opened = open_session(&alice, SHORT).await;
         try_acquire(&alice, opened.session, "a").await.unwrap();
         let b = open_session(&bob, LONG).await.session;
         acquire(&bob, b, "a", 1).await;
-        assert!(BootInstant::now().since(opening) >= Duration::from_millis(400));
+        assert!(BootInstant::now().since(opening) >= Duration::from_millis(SHORT));
         let grant = within("notice", opened.notices.recv()).await;
         assert!(matches!(grant, Some(Notice::GrantEnded { .. })), "{grant:?}");
         assert_eq!(within("notice", opened.notices.recv()).await, Some(Notice::SessionEnded(SessionEnd::Expired)));
@@ -487,11 +488,12 @@ fn a_keep_alive_extends_the_session_and_writes_nothing_to_the_log() {
     run(async {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.connect().await, fixture.connect().await);
-        let (a, b) = (open_session(&alice, 600).await.session, open_session(&bob, LONG).await.session);
+        let (a, b) = (open_session(&alice, SHORT).await.session, open_session(&bob, LONG).await.session);
         try_acquire(&alice, a, "a").await.unwrap();
         let before = fixture.batches();
-        for _ in 0..12 {
-            tokio::time::sleep(Duration::from_millis(100)).await;
+        // For longer than the TTL.
+        for _ in 0..10 {
+            tokio::time::sleep(Duration::from_millis(SHORT / 6)).await;
             alice.keep_alive(a).await.unwrap();
             assert_eq!(try_acquire(&bob, b, "a").await, None, "the session is alive");
         }
@@ -516,7 +518,7 @@ fn a_reboot_ends_all_sessions_except_detached_ones() {
         let holders: Vec<_> = held_still.iter().map(|lock| (lock.name.as_str(), lock.holders[0].token)).collect();
         assert_eq!(holders, [("b", kept)]);
         let time_left_ms = held_still[0].holders[0].time_left_ms.unwrap();
-        assert!(time_left_ms > LONG - 5_000, "it has its full TTL again, not {time_left_ms} ms");
+        assert!(time_left_ms > LONG / 2, "it has its full TTL again, not {time_left_ms} ms");
         let session = open_session(&after, LONG).await.session;
         assert!(try_acquire(&after, session, "a").await.unwrap() > held);
         after.keep_alive(detached).await.unwrap();
@@ -660,10 +662,10 @@ fn a_watch_receives_the_expiry_of_a_session() {
     run(async {
         let fixture = Fixture::new();
         let observer = fixture.connect().await;
-        let mut child = ChildProcess::start("hold", &fixture.file(), 500);
+        let mut watch = observer.watch(String::new()).await.unwrap();
+        let mut child = ChildProcess::start("hold", &fixture.file(), SHORT);
         child.read("holds");
         child.signal(Signal::STOP);
-        let mut watch = observer.watch(String::new()).await.unwrap();
         loop {
             match within("watched event", watch.recv()).await {
                 Some(Watched::Event(Event::GrantEnded { how, .. })) => {
@@ -767,14 +769,15 @@ fn a_session_whose_file_was_removed_lives_on() {
     run(async {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.connect().await, fixture.connect().await);
-        let a = open_session(&alice, 1_500).await.session;
+        let a = open_session(&alice, SHORT).await.session;
         let mut renewed_at = BootInstant::now();
         let b = open_session(&bob, LONG).await.session;
         try_acquire(&alice, a, "a").await.unwrap();
         fs::remove_file(fixture.0.path().join("locks.db-sessions").join(a.to_string())).unwrap();
-        for _ in 0..20 {
+        // For longer than the TTL.
+        for _ in 0..10 {
             assert_eq!(try_acquire(&bob, b, "a").await, None);
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            tokio::time::sleep(Duration::from_millis(SHORT / 6)).await;
             let kept = alice.keep_alive(a).await;
             let late = BootInstant::now().since(renewed_at);
             kept.unwrap_or_else(|error| panic!("{error:?}, {late:?} after the last renewal"));
@@ -789,14 +792,14 @@ fn a_session_whose_file_was_removed_ends_one_ttl_later_without_keep_alives() {
         let fixture = Fixture::new();
         let engine = fixture.connect().await;
         let b = open_session(&engine, LONG).await.session;
-        let mut child = ChildProcess::start("hold", &fixture.file(), 500);
+        let mut child = ChildProcess::start("hold", &fixture.file(), SHORT);
         child.read("holds");
         child.signal(Signal::STOP);
         let held_by = engine.inspect(name("a")).await.unwrap().unwrap().holders[0].session.unwrap();
-        fs::remove_file(fixture.0.path().join("locks.db-sessions").join(held_by.to_string())).unwrap();
         let removed_at = BootInstant::now();
+        fs::remove_file(fixture.0.path().join("locks.db-sessions").join(held_by.to_string())).unwrap();
         acquire(&engine, b, "a", 1).await;
-        assert!(BootInstant::now().since(removed_at) >= Duration::from_millis(500));
+        assert!(BootInstant::now().since(removed_at) >= Duration::from_millis(SHORT));
     });
 }
 

@@ -256,6 +256,9 @@ fn network(address: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
+    /// Longer than a test takes.
+    const GRACE: Duration = Duration::from_secs(600);
+
     const BOUNDS: ConnectionBounds =
         ConnectionBounds { total: 6, unauthenticated: 4, unauthenticated_per_address: 2, per_user: 2, grace: GRACE };
 

@@ -8,13 +8,18 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, LocalBoxFuture};
 use palisade::engine::{Engine, Failure, Guarantees, Level, LockInfo, Order, Watched};
-use palisade::{EfficiencyGuard, Error, ErrorKind, Event, LockGuard, Loss, Misuse, Options, Palisade, Token};
+use palisade::{
+    EfficiencyGuard, Error, ErrorKind, Event, LockGuard, Loss, Misuse, Options, Palisade, Standing, Token,
+};
 
+use super::stalls;
 use crate::bounded::{BOUND, check, within};
 use crate::faulty_engine::EngineFaults;
 
-/// The TTL of clients that a promise cuts off. Long enough for a session to live until then on a busy machine.
-pub(super) const SHORT_TTL: Duration = Duration::from_millis(2500);
+/// Returns the TTLs of clients that a promise cuts off, one for each attempt.
+pub(super) fn short_ttls() -> impl Iterator<Item = Duration> {
+    stalls::short_ttls(Duration::from_millis(2500))
+}
 
 /// An engine to be checked. All clients of one subject, and of its clones, must share the same locks.
 pub trait Subject: Clone + Send + Sync + 'static {
@@ -31,6 +36,12 @@ pub trait Subject: Clone + Send + Sync + 'static {
     fn seen(&self, label: &str) -> String {
         label.to_owned()
     }
+
+    /// Returns a subject whose tokens no other test raises. An engine whose subjects share a store needs one more store.
+    #[must_use]
+    fn alone(&self) -> Self {
+        self.clone()
+    }
 }
 
 /// A subject of any type, so that the promises are compiled once and not once for each engine.
@@ -38,6 +49,7 @@ trait AnySubject: Send + Sync {
     fn engine(self: Arc<Self>) -> LocalBoxFuture<'static, Result<Box<dyn Engine>, Failure>>;
     fn connect(&self, options: Options) -> BoxFuture<'_, Result<Palisade, Error>>;
     fn seen(&self, label: &str) -> String;
+    fn alone(&self) -> Arc<dyn AnySubject>;
 }
 
 impl<S: Subject> AnySubject for S {
@@ -51,6 +63,10 @@ impl<S: Subject> AnySubject for S {
 
     fn seen(&self, label: &str) -> String {
         Subject::seen(self, label)
+    }
+
+    fn alone(&self) -> Arc<dyn AnySubject> {
+        Arc::new(Subject::alone(self))
     }
 }
 
@@ -70,6 +86,12 @@ pub fn run<S: Subject>(subject: S, promise: impl AsyncFnOnce(&Bench)) {
 }
 
 impl Bench {
+    /// Returns a bench on which no other test raises tokens.
+    #[must_use]
+    pub fn alone(&self) -> Bench {
+        Bench { subject: self.subject.alone(), prefix: self.prefix.clone() }
+    }
+
     /// Returns a lock's name that no other test uses.
     pub fn name(&self, what: &str) -> String {
         format!("{}{what}", self.prefix)
@@ -95,10 +117,10 @@ impl Bench {
         self.subject.connect(options).await
     }
 
-    /// A client with a short TTL, whose connection to the engine can be cut. To the engine that is no different from a
-    /// client behind a broken network: its session really expires, by the engine's own clock.
-    pub async fn faulty_client(&self, faults: &EngineFaults) -> Palisade {
-        let options = Options::new().ttl(SHORT_TTL).label("on a stage");
+    /// A client whose connection to the engine can be cut. To the engine that is no different from a client behind a broken network:
+    /// its session really expires, by the engine's own clock.
+    pub async fn faulty_client(&self, faults: &EngineFaults, ttl: Duration) -> Palisade {
+        let options = Options::new().ttl(ttl).label("on a stage");
         let (subject, faults) = (self.subject.clone(), faults.clone());
         let connect = async move || subject.engine().await.map(|engine| faults.wrap(engine));
         ok(options.connect_engine("faulty_engine", connect).await)
@@ -169,6 +191,15 @@ impl Held {
         }
     }
 
+    /// Returns whether it is lost by now.
+    pub fn is_lost(&self) -> bool {
+        let standing = match self {
+            Held::Fenced(guard) => guard.standing(),
+            Held::Efficient(guard) => guard.standing(),
+        };
+        matches!(standing, Standing::Lost(_))
+    }
+
     /// Waits until it is lost.
     pub async fn lost(&self) -> Loss {
         match self {
@@ -211,6 +242,11 @@ pub(super) async fn take(client: &Palisade, name: &str) -> Held {
     ok(ask(client, name, Wait::Long).await).expect("a wait without a bound ends with a grant")
 }
 
+/// Takes a lock with a session that may be lost meanwhile. Returns `None` then.
+pub(super) async fn take_unless_lost(client: &Palisade, name: &str) -> Option<Held> {
+    stalls::unless_lost(ask(client, name, Wait::Long).await)?
+}
+
 /// Takes a lock if it is free.
 pub(super) async fn try_take(client: &Palisade, name: &str) -> Option<Held> {
     ok(ask(client, name, Wait::Not).await)
@@ -220,6 +256,24 @@ pub(super) async fn try_take(client: &Palisade, name: &str) -> Option<Held> {
 pub(super) fn taking(client: &Palisade, name: &str) -> tokio::task::JoinHandle<Result<Option<Held>, Error>> {
     let (client, name) = (client.clone(), name.to_owned());
     tokio::spawn(async move { ask(&client, &name, Wait::Long).await })
+}
+
+/// Closes a client. Returns whether the engine has answered: a close waits two seconds, and a machine may stand still for longer. The
+/// session ends by its TTL then.
+pub(super) async fn close(client: Palisade) -> bool {
+    let closed = client.close().await;
+    if let Err(error) = &closed {
+        assert!(error.is_retryable() && error.may_have_taken_effect(), "{error}");
+    }
+    closed.is_ok()
+}
+
+/// Waits until a lock that was left by a close is free. If the engine has answered the close, it is free at once.
+pub(super) async fn take_closed(client: &Palisade, name: &str, is_closed: bool) -> Held {
+    match is_closed {
+        true => try_take(client, name).await.expect("it is free at once"),
+        false => take(client, name).await,
+    }
 }
 
 /// Waits for a task, and returns its result.

@@ -3,8 +3,10 @@
 use palisade::{BootInstant, Loss, Misuse, Options};
 
 use super::bench::{
-    Bench, Held, SHORT_TTL, is_fenced, is_lost, is_misuse, is_unsupported, join, ok, take, taking, try_take,
+    Bench, Held, is_fenced, is_lost, is_misuse, is_unsupported, join, ok, short_ttls, take, take_unless_lost, taking,
+    try_take,
 };
+use super::stalls::unless_lost;
 
 /// A detached session keeps its locks and tokens after its client has ended.
 pub async fn what_a_left_session_holds_outlives_its_client(bench: &Bench) {
@@ -29,19 +31,34 @@ pub async fn a_left_session_ends_at_its_ttl_and_lives_on_if_it_is_kept_alive(ben
     if !bob.guarantees().offers.detach {
         return is_unsupported(bob.detach().await);
     }
-    let alice = ok(bench.connect(Options::new().ttl(SHORT_TTL)).await);
-    drop(take(&alice, &bench.name("another")).await);
-    let held = take(&alice, &name).await;
-    let session = ok(alice.detach().await);
-    let waiter = taking(&bob, &name);
-    // The passing of time is what is tested: half of the TTL is used up before the keep-alive.
-    tokio::time::sleep(SHORT_TTL / 2).await;
-    let renewed_at = BootInstant::now();
-    ok(bob.detached_session(session).keep_alive().await);
-    ok(join(waiter).await).expect("it is bob's turn in the end");
-    assert!(BootInstant::now() >= renewed_at + SHORT_TTL, "it ended before its TTL");
-    assert_eq!(is_lost(bob.detached_session(session).keep_alive().await), Loss::Expired);
-    drop(held);
+    for ttl in short_ttls() {
+        let opened_at = BootInstant::now();
+        let alice = ok(bench.connect(Options::new().ttl(ttl)).await);
+        drop(take_unless_lost(&alice, &bench.name("another")).await);
+        let Some(held) = take_unless_lost(&alice, &name).await else { continue };
+        let Some(session) = unless_lost(alice.detach().await) else { continue };
+        if held.lost().await != Loss::Detached {
+            ok(bob.detached_session(session).close().await);
+            continue;
+        }
+        let waiter = taking(&bob, &name);
+        // The passing of time is what is tested: half of the TTL is used up before the keep-alive.
+        tokio::time::sleep(ttl / 2).await;
+        let renewed_at = BootInstant::now();
+        let kept = bob.detached_session(session).keep_alive().await;
+        let granted = ok(join(waiter).await).expect("it is bob's turn in the end");
+        let granted_at = BootInstant::now();
+        if let Err(error) = kept {
+            assert_eq!(error.loss(), Some(&Loss::Expired), "{error}");
+            assert!(granted_at >= opened_at + ttl, "it ended before its TTL");
+            ok(granted.release().await);
+            continue;
+        }
+        assert!(granted_at >= renewed_at + ttl, "it ended before its TTL");
+        assert_eq!(is_lost(bob.detached_session(session).keep_alive().await), Loss::Expired);
+        drop(held);
+        return;
+    }
 }
 
 /// The token and the session's number together are needed and enough for a release.

@@ -12,8 +12,10 @@ mod input;
 mod kinds;
 mod leaving;
 mod order;
+pub mod seed;
 mod sight;
 mod signing;
+pub mod stalls;
 mod tokens;
 
 pub use bench::{Bench, Held, Subject, run};

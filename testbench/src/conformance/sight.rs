@@ -2,7 +2,7 @@
 
 use palisade::{Ending, Event, Loss, Mode};
 
-use super::bench::{Bench, is_fenced, is_lost, is_unsupported, join, next_event, ok, take, taking, try_take};
+use super::bench::{Bench, close, is_fenced, is_lost, is_unsupported, join, next_event, ok, take, taking, try_take};
 
 /// Holders, waiters, and recent ends of grants.
 pub async fn inspection_shows_holders_waiters_and_history(bench: &Bench) {
@@ -114,7 +114,7 @@ pub async fn a_watch_ends_with_its_client(bench: &Bench) {
         return is_unsupported(alice.watch(&name).await.map(drop));
     }
     let mut closed = ok(bob.watch(&name).await);
-    ok(bob.clone().close().await);
+    close(bob.clone()).await;
     let carol = bench.client().await;
     let mut dropped = ok(carol.watch(&name).await);
     drop(carol);

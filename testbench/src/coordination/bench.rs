@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use palisade::{LockGuard, Options, Palisade};
-use tempfile::TempDir;
 
 use super::Store;
 use super::conformance::Members;
 use crate::bounded::{BOUND, check, until_some};
 use crate::fixture::{Proxied, retryable, unused_name};
-use crate::servers::{Absent, Shared};
+use crate::servers::{Absent, InUse, Shared};
 use crate::worker_process::WorkerProcess;
 
 /// The servers that the tests of one process share, and the path of the program `worker`.
@@ -40,7 +39,7 @@ impl<S: Store> Stores<S> {
     ///
     /// It is not installed, or does not begin to answer.
     pub fn shared(&self) -> Fixture<S> {
-        Fixture::on(present(self.one.get()))
+        Fixture::on(present(self.one.in_use()))
     }
 
     /// Starts a member that the test may kill and stop.
@@ -57,9 +56,9 @@ impl<S: Store> Stores<S> {
     }
 }
 
-/// Checks one promise.
+/// Checks one promise. Three members are killed and started several times in it.
 pub fn run<S: Store>(stores: &'static Stores<S>, promise: impl AsyncFnOnce(&'static Stores<S>)) {
-    check(BOUND, promise(stores));
+    check(2 * BOUND, promise(stores));
 }
 
 pub(super) fn present<T>(started: Result<T, Absent>) -> T {
@@ -68,7 +67,7 @@ pub(super) fn present<T>(started: Result<T, Absent>) -> T {
 
 /// A namespace of a store, clients that reach it directly, and clients that reach its first member through a proxy.
 pub struct Fixture<S> {
-    store: Arc<(S, TempDir)>,
+    store: Arc<InUse<S>>,
     /// The prefix of the namespace.
     pub prefix: String,
     proxied: Proxied,
@@ -91,10 +90,10 @@ impl<S: Store> Fixture<S> {
     pub fn start(start: impl FnOnce(&std::path::Path) -> Result<S, Absent>) -> Fixture<S> {
         let folder = tempfile::tempdir().expect("a folder");
         let store = present(start(folder.path()));
-        Fixture::on(Arc::new((store, folder)))
+        Fixture::on(Arc::new(InUse::alone(store, folder)))
     }
 
-    fn on(store: Arc<(S, TempDir)>) -> Fixture<S> {
+    fn on(store: Arc<InUse<S>>) -> Fixture<S> {
         let prefix = unused_name("own-");
         let own = prefix.clone();
         let proxied = Proxied::start(store.0.addresses()[0], move |address| S::url(&[address], &own));
@@ -112,7 +111,8 @@ impl<S: Store> Fixture<S> {
     ///
     /// Other tests use it too.
     pub fn store_mut(&mut self) -> &mut S {
-        &mut Arc::get_mut(&mut self.store).expect("a store that no other test uses").0
+        let store = Arc::get_mut(&mut self.store).and_then(InUse::get_mut);
+        store.expect("a store that no other test uses")
     }
 
     pub(super) async fn keys(&self) -> Vec<String> {
@@ -132,11 +132,7 @@ pub(super) async fn connect(url: &str, ttl: Duration) -> Palisade {
     Options::new().label("a client").ttl(ttl).connect(url).await.expect("a client")
 }
 
+/// Tries to take a lock, also on a connection that breaks meanwhile.
 pub(super) async fn try_take(client: &Palisade, name: &str) -> Option<LockGuard> {
     until_some("an answer", async || retryable(client.lock(name).try_acquire().await)).await
-}
-
-/// Releases a lock on a connection that may break meanwhile.
-pub(super) async fn give_back(guard: &LockGuard) {
-    until_some("the lock is released", async || retryable(guard.release().await)).await;
 }

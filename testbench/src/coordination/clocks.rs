@@ -14,7 +14,8 @@ pub async fn a_server_whose_wall_clock_jumps_ends_no_session<S: Store>(_: &Store
     let clock = WallClock::new(&folder.path().join("time")).expect("faketime is installed: scripts/setup");
     let Some(store) = S::start_with_clock(folder.path(), &clock) else { return };
     let fixture = Fixture::<S>::start(|_| store);
-    let (alice, bob) = (fixture.client(Duration::from_secs(3)).await, fixture.client(LONG_TTL).await);
+    // Shorter than the jumps; each time a third of it passes until the next keep-alive.
+    let (alice, bob) = (fixture.client(Duration::from_secs(20)).await, fixture.client(LONG_TTL).await);
     let kept = take(&alice, "kept").await;
     let mut last = token(&kept);
     for offset in ["+1h", "-1h"] {

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use palisade::engine::Failure;
 use palisade::{Error, Options, Palisade};
-use tempfile::TempDir;
 
 use super::Store;
 use super::bench::{Fixture, Stores, present};
@@ -17,7 +16,7 @@ use super::repeating::Repeating;
 use crate::bounded::block_until;
 use crate::conformance::Subject;
 use crate::fixture::unused_name;
-use crate::servers::Absent;
+use crate::servers::{Absent, InUse};
 
 /// The engine on one member.
 pub struct OnOne<S>(Arc<Fixture<S>>);
@@ -49,7 +48,7 @@ impl<S: Store> Subject for OnOne<S> {
 
 /// The engine on three members. Calls that fail and may be repeated are repeated.
 pub struct OnThree<S> {
-    members: Arc<(Members<S>, TempDir)>,
+    members: Arc<InUse<Members<S>>>,
     prefix: String,
 }
 
@@ -60,7 +59,7 @@ impl<S: Store> OnThree<S> {
     ///
     /// They are not installed, or do not begin to answer.
     pub fn new(stores: &Stores<S>) -> OnThree<S> {
-        OnThree { members: present(stores.three.get()), prefix: unused_name("three-") }
+        OnThree { members: present(stores.three.in_use()), prefix: unused_name("three-") }
     }
 
     /// Returns a namespace on members of which the leader fails every few seconds.
@@ -69,7 +68,7 @@ impl<S: Store> OnThree<S> {
     ///
     /// They are not installed, or do not begin to answer.
     pub fn failing(stores: &Stores<S>) -> OnThree<S> {
-        OnThree { members: present(stores.failing.get()), prefix: unused_name("failing-") }
+        OnThree { members: present(stores.failing.in_use()), prefix: unused_name("failing-") }
     }
 
     fn url(&self) -> String {

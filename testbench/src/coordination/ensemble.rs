@@ -11,8 +11,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::Store;
-use super::bench::{Stores, connect, give_back, present};
+use super::bench::{Stores, connect, present};
 use crate::bounded::{until, until_some, within};
+use crate::conformance::stalls::give_back;
 use crate::fixture::{LONG_TTL, inspect, retryable, take, token};
 use crate::proxy::{Proxy, Towards};
 
@@ -155,8 +156,8 @@ pub async fn a_deposed_leader_does_not_name_the_old_holder<S: Store>(_: &Stores<
     let old = ensemble.leader().await;
     let others: Vec<SocketAddr> = addresses.iter().copied().filter(|address| *address != addresses[old]).collect();
     let through_others = S::url(&others, "deposed");
-    // Long enough to live on a busy machine; the test waits for its next keep-alive.
-    let ttl = Duration::from_secs(45);
+    // Long enough to live through an election on a machine that stands still meanwhile; the test waits for its next keep-alive.
+    let ttl = Duration::from_secs(60);
     let (alice, bob) = (connect(&through_others, ttl).await, connect(&through_others, ttl).await);
     let proxy = &ensemble.proxies[old];
     let at_old = connect(&S::url(&[proxy.address], "deposed"), LONG_TTL).await;

@@ -14,6 +14,7 @@ use tokio::task::{JoinHandle, LocalSet, spawn_local};
 use super::Store;
 use super::bench::Stores;
 use crate::bounded::{number_from_env, until};
+use crate::conformance::seed::Seed;
 
 const LOCKS: [&str; 3] = ["a", "b", "c"];
 const STEPS: usize = 40;
@@ -173,11 +174,14 @@ impl<E: Engine> Run<E> {
     }
 }
 
-/// `PALISADE_MODEL_RUNS` sets the number of histories.
+/// `PALISADE_MODEL_RUNS` sets the number of histories, and `PALISADE_SEED` the seed of the first one.
 pub async fn random_histories_agree_with_the_model<S: Store>(stores: &Stores<S>) {
+    const RUNS: &str = "PALISADE_MODEL_RUNS";
     let histories = async {
-        for seed in 0..number_from_env("PALISADE_MODEL_RUNS", 8) {
-            run::<S>(stores, seed.into()).await;
+        let first = Seed::first(0);
+        for seed in first..first + u64::from(number_from_env(RUNS, 8)) {
+            let _seed = Seed::new(seed, RUNS);
+            run::<S>(stores, seed).await;
         }
     };
     LocalSet::new().run_until(histories).await;

@@ -1,12 +1,12 @@
 //! Writers that continue through every outage of their resource.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use palisade_fence::{Error, Sealed, Settled, Token};
 
 use super::bench::{Subject, ok, token_of};
-use crate::bounded::{BOUND, bound_for, check};
+use crate::bounded::{BOUND, block_until, bound_for, check};
 
 /// Between two attempts while the resource is down.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -15,8 +15,8 @@ const WRITES: u64 = 20;
 
 /// Counts upwards in a separate resource until `stop` is set, with a new token every few writes. Every read must return
 /// what the writer has counted: no acknowledged write is lost, none is applied twice, and a write whose reply was lost is
-/// settled. Returns the last number.
-async fn count_through_outages<S: Subject>(subject: &S, name: &str, stop: &AtomicBool) -> u64 {
+/// settled. Returns the last number. `progress` always has the number so far.
+async fn count_through_outages<S: Subject>(subject: &S, name: &str, stop: &AtomicBool, progress: &AtomicU64) -> u64 {
     let mut counted = 0;
     let mut token = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -27,6 +27,7 @@ async fn count_through_outages<S: Subject>(subject: &S, name: &str, stop: &Atomi
             let answer = retry(async || handle.read(subject.get()).await).await;
             assert_eq!(subject.number(answer), counted, "{name} under token {token}");
             counted += u64::from(write(subject, &mut handle, counted + 1).await);
+            progress.store(counted, Ordering::Relaxed);
         }
     }
     counted
@@ -62,17 +63,31 @@ async fn retry<T>(attempt: impl AsyncFn() -> Result<T, Error>) -> T {
     }
 }
 
-/// Runs writers, each on a separate resource, through this number of outages. `outage` begins and ends one.
+/// Runs writers, each on a separate resource, through this number of outages. `outage` begins and ends one. The first one may come
+/// before anything is written, and each other one after more writes.
 pub fn survive<S: Subject>(subject: &S, outages: u32, mut outage: impl FnMut()) {
     const WRITERS: usize = 3;
     let stop = &AtomicBool::new(false);
+    let progress = &[const { AtomicU64::new(0) }; WRITERS];
     let bound = bound_for(outages, Duration::from_secs(10));
     let name = |writer: usize| format!("writer-{writer}");
     let counted = std::thread::scope(|scope| {
         let writers: Vec<_> = (0..WRITERS)
-            .map(|writer| scope.spawn(move || check(bound, count_through_outages(subject, &name(writer), stop))))
+            .map(|writer| {
+                let counting =
+                    move || check(bound, count_through_outages(subject, &name(writer), stop, &progress[writer]));
+                scope.spawn(counting)
+            })
             .collect();
-        (0..outages).for_each(|_| outage());
+        let counts = || progress.each_ref().map(|count| count.load(Ordering::Relaxed));
+        // A writer that has failed says why when it is joined.
+        let has_failed = || writers.iter().any(|writer| writer.is_finished());
+        for number in 0..outages {
+            let before = counts();
+            block_until("the writers get on", || number == 0 || has_failed() || counts() != before);
+            outage();
+        }
+        block_until("each writer has written", || has_failed() || !counts().contains(&0));
         stop.store(true, Ordering::Relaxed);
         writers.into_iter().map(|writer| writer.join()).collect::<Vec<_>>()
     });

@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use super::{Absent, Process, free_port};
+use super::{ANSWER_TIMEOUT, Absent, PATIENCE, Process, free_port};
 use crate::bounded::output;
 
 /// Where `scripts/setup` puts it.
 const UNPACKED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/consul/usr/bin/consul");
 
-/// Settings for tests: short TTLs and elections.
+/// Settings for tests: short TTLs and elections, and connections for the clients of many tests at a time.
 const SETTINGS: &str =
-    "session_ttl_min = \"100ms\" performance { raft_multiplier = 1 } limits { http_max_conns_per_client = 200 }";
+    "session_ttl_min = \"100ms\" performance { raft_multiplier = 1 } limits { http_max_conns_per_client = 2000 }";
 
 /// The accessor of the token that stands for clients without one. Consul creates it last.
 const ANONYMOUS: &str = "00000000-0000-0000-0000-000000000002";
@@ -164,13 +164,18 @@ impl Consul {
     ///
     /// There is no answer.
     pub fn http(&self, request_line: &str) -> String {
-        request(self.address, request_line).unwrap_or_else(|| panic!("no answer to {request_line}"))
+        let answer = request_within(self.address, request_line, PATIENCE);
+        answer.unwrap_or_else(|| panic!("no answer to {request_line}"))
     }
 }
 
 fn request(address: SocketAddr, line: &str) -> Option<String> {
+    request_within(address, line, ANSWER_TIMEOUT)
+}
+
+fn request_within(address: SocketAddr, line: &str, timeout: Duration) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
+    stream.set_read_timeout(Some(timeout)).ok()?;
     stream.write_all(format!("{line} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;

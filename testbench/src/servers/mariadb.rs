@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use tempfile::TempDir;
 
-use super::{Absent, Process, free_port};
+use super::{Absent, LogsOnFailure, Process, free_port};
 use crate::bounded::output;
 use crate::credentials::Credentials;
 
@@ -94,6 +94,11 @@ impl MariaDb {
             (options.iter().map(ToString::to_string).collect::<Vec<_>>(), super::owned(variables));
         let process = begin(&folder, address, &options, &variables)?;
         Ok(MariaDb { process, folder, options, variables, address })
+    }
+
+    /// Returns a value that prints the end of its log if the test fails that has this value.
+    pub fn logs_on_failure(&self) -> LogsOnFailure {
+        LogsOnFailure::of(&self.folder)
     }
 
     /// Returns its URL: `mysql://root@127.0.0.1:12345/test`.

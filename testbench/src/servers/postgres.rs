@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::{Absent, PATIENCE, Process, free_port};
+use super::{Absent, LogsOnFailure, PATIENCE, Process, free_port};
 use crate::bounded::output;
 use crate::credentials::Credentials;
 
@@ -106,6 +106,11 @@ impl Postgres {
             Ok((server, undertaker.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?))
         });
         SHARED.as_ref().map(|(server, _)| server)
+    }
+
+    /// Returns a value that prints the end of its log if the test fails that has this value.
+    pub fn logs_on_failure(&self) -> LogsOnFailure {
+        LogsOnFailure::of(&self.directory)
     }
 
     /// Returns its URL: `postgres://postgres@127.0.0.1:12345/postgres`.

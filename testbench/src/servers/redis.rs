@@ -52,9 +52,11 @@ impl Redis {
     ///
     /// It is not installed, or does not begin to answer.
     pub fn start_cluster_node(folder: &Path) -> Result<(Redis, u16), Absent> {
-        // Without the last option a node also takes the port 10,000 above its own, which an outgoing connection may have.
+        // Without the second option a node also takes the port 10,000 above its own, which an outgoing connection may have.
         let bus = free_port()?.port();
-        let options = ["--cluster-enabled", "yes", "--cluster-port", &bus.to_string()];
+        // Nodes of a machine that stands still must not take each other for dead.
+        let options =
+            ["--cluster-enabled", "yes", "--cluster-port", &bus.to_string(), "--cluster-node-timeout", "120000"];
         Ok((Redis::start_with(folder, &options)?, bus))
     }
 
@@ -161,7 +163,7 @@ impl RedisCluster {
     }
 }
 
-/// A Sentinel that watches over one primary, which it calls `main`.
+/// A Sentinel that watches over one primary, which it calls `main`. It replaces the primary only after [`Sentinel::hurry`].
 pub struct Sentinel {
     process: Process,
     /// Its address.
@@ -180,7 +182,8 @@ impl Sentinel {
         let file = folder.join("sentinel.conf");
         let (ip, port) = (primary.ip(), primary.port());
         let mut text = format!("port {}\nbind 127.0.0.1\nsentinel monitor main {ip} {port} 1\n", address.port());
-        text.push_str("sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 5000\n");
+        // A primary of a machine that stands still must not be replaced.
+        text.push_str("sentinel down-after-milliseconds main 3600000\nsentinel failover-timeout main 5000\n");
         text.push_str(&lines.join("\n"));
         fs::write(&file, text)?;
         let mut command = Command::new("redis-server");
@@ -188,6 +191,16 @@ impl Sentinel {
         let mut process = Process::start("redis-server", command, &folder)?;
         process.until(|| answers_ping(address))?;
         Ok(Sentinel { process, address })
+    }
+
+    /// Lets it replace a primary that is silent for two seconds, by a replica that has lost its primary not much longer ago than
+    /// 20 s.
+    ///
+    /// # Panics
+    ///
+    /// It does not answer.
+    pub fn hurry(&self) {
+        assert_eq!(self.cli(&["SENTINEL", "SET", "main", "down-after-milliseconds", "2000"]), "OK");
     }
 
     /// Returns its process id.

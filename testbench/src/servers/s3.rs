@@ -5,7 +5,6 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
@@ -16,7 +15,7 @@ use object_store::client::{
 use object_store::{ClientOptions, ObjectStore};
 use tokio::sync::watch;
 
-use super::{Absent, Process, free_port};
+use super::{ANSWER_TIMEOUT, Absent, Process, free_port};
 
 use crate::bounded::within;
 
@@ -206,7 +205,7 @@ impl HttpService for FaultyHttp {
 fn has_bucket(address: SocketAddr, bucket: &str) -> bool {
     let ask = || -> io::Result<String> {
         let mut stream = TcpStream::connect(address)?;
-        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         write!(stream, "HEAD /{bucket} HTTP/1.0\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;

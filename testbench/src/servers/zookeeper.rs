@@ -11,10 +11,11 @@ use rustix::process::Signal;
 
 use super::{Absent, Process, free_port, owned};
 
-/// The settings of tests: sessions that last from a fifth of a second to an hour.
-const QUICK: &str = "tickTime=100\ninitLimit=100\nsyncLimit=20\nmaxSessionTimeout=7200000\n";
+/// The settings of tests: sessions that last from a fifth of a second to an hour, a minute for a server to join the others, and five
+/// seconds until a silent leader is given up. It flushes nothing: the system keeps the files of a process that is killed.
+const QUICK: &str = "tickTime=100\ninitLimit=600\nsyncLimit=50\nmaxSessionTimeout=7200000\nforceSync=no\n";
 
-/// A ZooKeeper server. What it acknowledges is on its disk.
+/// A ZooKeeper server. With its own settings, what it acknowledges is on its disk.
 pub struct ZooKeeper {
     process: Process,
     folder: PathBuf,

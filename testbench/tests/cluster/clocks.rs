@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use palisade::Options;
 use palisade_cli::harness::wall_clock::WallClock;
 use palisade_testbench::bounded::{check, until};
+use palisade_testbench::fixture::inspect;
 use serde_json::json;
 
 use crate::failures::under_load;
-use crate::fixture::{BOUND, TTL, cluster, leader, until_another_leads};
+use crate::fixture::{BOUND, cluster, connect, leader, release, take, until_another_leads};
 use crate::http_client::HttpClient;
 
 #[test]
@@ -22,11 +22,11 @@ fn wall_clocks_that_jump_end_no_session_and_keep_none_alive() {
     for (at, clock) in clocks.iter().enumerate() {
         clock.variables().iter().for_each(|(name, value)| cluster.set_variable(at, name, Some(value)));
         cluster.restart(at).unwrap();
-        cluster.until_led().unwrap();
+        check(BOUND, leader(&cluster));
     }
     check(BOUND, async {
-        let client = Options::new().ttl(TTL).connect(&cluster.url()).await.unwrap();
-        let held = client.lock("held").acquire().await.unwrap();
+        let client = connect(&cluster.url()).await;
+        let held = take(&client, "held").await;
         let token = held.token().unwrap();
         let after = under_load(&mut cluster, async |cluster| {
             for offset in ["+5h", "-5h", "+100d", "+0"] {
@@ -35,13 +35,17 @@ fn wall_clocks_that_jump_end_no_session_and_keep_none_alive() {
                     clock.jump(offset).expect("the time can be set");
                     tokio::time::sleep(Duration::from_millis(200)).await;
                 }
-                let lock = client.inspect("held").await.unwrap().expect("it is held");
+                let lock = inspect(&client, "held").await.expect("it is held");
                 assert_eq!(lock.holders[0].token, token, "after {offset}");
             }
             // The next leader has another time than the one before, on which a session that is left ends no later.
             let old = leader(cluster).await;
             let left = json!({ "locks": ["left"], "ttl_ms": 1_000 });
-            HttpClient::connect(cluster.http(old)).post("/v1/locks/acquire", &left).good();
+            let granted = async || {
+                let answer = HttpClient::attempt(cluster.http(old), "POST", "/v1/locks/acquire", Some(&left));
+                answer.is_some_and(|answer| answer.status == 200)
+            };
+            until("the lock is granted that is left", granted).await;
             (0..cluster.len()).filter(|at| *at != old).for_each(|at| clocks[at].jump("-5h").unwrap());
             cluster.kill(old);
             until_another_leads(cluster, old).await;
@@ -53,6 +57,6 @@ fn wall_clocks_that_jump_end_no_session_and_keep_none_alive() {
         });
         assert!(after.await >= 100);
         assert_eq!(held.token().unwrap(), token);
-        held.release().await.unwrap();
+        release(&held).await;
     });
 }

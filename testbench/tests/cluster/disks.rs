@@ -4,12 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use palisade::Options;
 use palisade_testbench::bounded::{check, until};
 use palisade_testbench::servers::ServiceCluster;
 
 use crate::failures::under_load;
-use crate::fixture::{BOUND, TTL, leader, start, until_another_leads};
+use crate::fixture::{BOUND, connect, leader, release, start, until_another_leads};
 
 /// Starts a cluster, with a switch on the disk of each node.
 fn with_switches(folder: &Path) -> (ServiceCluster, Vec<PathBuf>) {
@@ -18,7 +17,7 @@ fn with_switches(folder: &Path) -> (ServiceCluster, Vec<PathBuf>) {
     for (at, switch) in switches.iter().enumerate() {
         cluster.set_variable(at, "SERVE_DISK_SWITCH", switch.to_str());
         cluster.restart(at).unwrap();
-        cluster.until_led().unwrap();
+        check(BOUND, leader(&cluster));
     }
     (cluster, switches)
 }
@@ -63,7 +62,7 @@ fn a_node_whose_disk_fails_has_confirmed_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (mut cluster, switches) = with_switches(folder.path());
     check(BOUND, async {
-        let client = Options::new().ttl(TTL).connect(&cluster.url()).await.unwrap();
+        let client = connect(&cluster.url()).await;
         for (fault, distance) in [("full", 0), ("full", 1), ("flush", 0), ("flush", 1)] {
             let leader = leader(&cluster).await;
             let (failing, absent) = ((leader + distance) % 3, (leader + 2) % 3);
@@ -85,7 +84,7 @@ fn a_node_whose_disk_fails_has_confirmed_nothing() {
             assert!(!asking.is_finished(), "{fault}: one of three nodes has written the grant, and it is confirmed");
             fs::remove_file(&switches[failing]).unwrap();
             [failing, absent].iter().for_each(|at| cluster.restart(*at).unwrap());
-            asking.await.unwrap().release().await.unwrap();
+            release(&asking.await.unwrap()).await;
         }
     });
 }

@@ -7,13 +7,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use palisade::{Options, Palisade, Token};
-use palisade_testbench::bounded::{block_until, check, number_from_env};
+use palisade::{Palisade, Token};
+use palisade_testbench::bounded::{block_until, check, number_from_env, until, until_some};
 use palisade_testbench::credentials::Credentials;
 use palisade_testbench::faulty_disk::Rng;
+use palisade_testbench::fixture::{inspect, retryable};
 use palisade_testbench::servers::ServiceCluster;
 
-use crate::fixture::{BOUND, TTL, cluster, leader, start, until_another_leads};
+use crate::fixture::{BOUND, cluster, connect, leader, release, start, take, until_another_leads};
+use crate::http_client::HttpClient;
 
 const LOCKS: [&str; 2] = ["orders", "users"];
 
@@ -55,7 +57,7 @@ pub(crate) async fn under_load(cluster: &mut ServiceCluster, fail: impl AsyncFnO
     let book = Arc::new(Mutex::new(Book::default()));
     let mut tasks = tokio::task::JoinSet::new();
     for number in 0..6 {
-        let client = Options::new().ttl(TTL).connect(&cluster.url()).await.unwrap();
+        let client = connect(&cluster.url()).await;
         tasks.spawn(work(number, client, book.clone()));
     }
     let grants = |book: &Mutex<Book>| book.lock().unwrap().grants;
@@ -81,22 +83,28 @@ pub(crate) async fn under_load(cluster: &mut ServiceCluster, fail: impl AsyncFnO
 fn a_session_and_its_locks_outlive_the_leader() {
     let (mut cluster, _folder) = cluster();
     check(BOUND, async {
-        let client = Options::new().ttl(TTL).connect(&cluster.url()).await.unwrap();
-        let other = Options::new().ttl(TTL).connect(&cluster.url()).await.unwrap();
-        let held = client.lock("orders").acquire().await.unwrap();
+        let (client, other) = (connect(&cluster.url()).await, connect(&cluster.url()).await);
+        let held = take(&client, "orders").await;
         let token = held.token().unwrap();
-        let waiting =
-            tokio::spawn(async move { other.lock("orders").acquire().await.map(|guard| guard.token().unwrap()) });
+        let waiting = tokio::spawn(async move {
+            loop {
+                match other.lock("orders").acquire().await {
+                    Ok(guard) => return guard.token().unwrap(),
+                    Err(error) => assert!(error.is_retryable(), "{error}"),
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
         for _ in 0..3 {
-            let leader = cluster.leader().expect("a node leads");
+            let leader = leader(&cluster).await;
             cluster.kill(leader);
             until_another_leads(&cluster, leader).await;
-            assert!(client.inspect("orders").await.is_ok());
+            assert_eq!(inspect(&client, "orders").await.expect("it is held").holders[0].token, token);
             assert_eq!(held.token().unwrap(), token);
             cluster.restart(leader).unwrap();
         }
-        held.release().await.unwrap();
-        assert!(waiting.await.unwrap().unwrap() > token);
+        release(&held).await;
+        assert!(waiting.await.unwrap() > token);
     });
 }
 
@@ -107,7 +115,7 @@ fn killed_leaders_cost_no_grant() {
     check(BOUND, async {
         let after = under_load(&mut cluster, async |cluster| {
             for _ in 0..4 {
-                let Some(leader) = cluster.leader() else { continue };
+                let leader = leader(cluster).await;
                 cluster.kill(leader);
                 until_another_leads(cluster, leader).await;
                 cluster.restart(leader).unwrap();
@@ -122,30 +130,44 @@ fn killed_leaders_cost_no_grant() {
 fn a_node_that_is_far_behind_gets_a_snapshot() {
     let (mut cluster, _folder) = cluster();
     check(BOUND, async {
-        let leader = cluster.leader().expect("a node leads");
-        let behind = (leader + 1) % cluster.len();
+        let behind = (leader(&cluster).await + 1) % cluster.len();
+        let others: Vec<_> = (0..cluster.len()).filter(|at| *at != behind).collect();
         let after = under_load(&mut cluster, async |cluster| {
             cluster.kill(behind);
-            tokio::time::sleep(Duration::from_secs(2)).await;
+            // The first new snapshot may have been begun before. With the second one, the log that the node lacks is gone.
+            for _ in 0..2 {
+                for at in &others {
+                    let before = newest_snapshot(cluster, *at);
+                    until("there is a newer snapshot", async || newest_snapshot(cluster, *at) > before).await;
+                }
+            }
             cluster.restart(behind).unwrap();
         });
         assert!(after.await > 0);
+        until("the node has received a snapshot", async || has_received_a_snapshot(&cluster, behind)).await;
         // It can take over only if it has caught up.
-        let has_snapshot = |cluster: &ServiceCluster| {
-            let names = std::fs::read_dir(cluster.directory(behind)).unwrap();
-            names.filter_map(Result::ok).any(|file| file.file_name().to_string_lossy().starts_with("snapshot-"))
-        };
-        while !has_snapshot(&cluster) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        let client = Options::new().ttl(TTL).connect(&cluster.url()).await.unwrap();
-        let held = client.lock("kept").acquire().await.unwrap();
-        (0..cluster.len()).filter(|at| *at != behind).for_each(|at| cluster.kill(at));
-        let other = (behind + 1) % cluster.len();
-        cluster.restart(other).unwrap();
-        cluster.until_led().unwrap();
-        held.release().await.unwrap();
+        let client = connect(&cluster.url()).await;
+        let held = take(&client, "kept").await;
+        others.iter().for_each(|at| cluster.kill(*at));
+        cluster.restart(others[0]).unwrap();
+        leader(&cluster).await;
+        release(&held).await;
     });
+}
+
+/// Returns the name of a node's newest snapshot, which has the number of its last entry.
+fn newest_snapshot(cluster: &ServiceCluster, at: usize) -> Option<String> {
+    let names = std::fs::read_dir(cluster.directory(at)).unwrap().filter_map(Result::ok);
+    let names = names.map(|file| file.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with("snapshot-") && !name.contains('.')).max()
+}
+
+fn has_received_a_snapshot(cluster: &ServiceCluster, at: usize) -> bool {
+    let metrics = HttpClient::attempt(cluster.http(at), "GET", "/metrics", None);
+    metrics.is_some_and(|metrics| {
+        let count = metrics.body.lines().find_map(|line| line.strip_prefix("palisade_snapshots_received_total "));
+        count.is_some_and(|count| count != "0")
+    })
 }
 
 #[test]
@@ -157,7 +179,7 @@ fn all_nodes_killed_at_once_cost_no_grant() {
             for _ in 0..2 {
                 (0..cluster.len()).for_each(|at| cluster.kill(at));
                 (0..cluster.len()).for_each(|at| cluster.restart(at).unwrap());
-                cluster.until_led().unwrap();
+                leader(cluster).await;
                 tokio::time::sleep(Duration::from_millis(300)).await;
             }
         });
@@ -199,7 +221,7 @@ fn a_leader_that_is_stopped_is_replaced_and_follows_when_it_goes_on() {
     let (mut cluster, _folder) = cluster();
     check(BOUND, async {
         let after = under_load(&mut cluster, async |cluster| {
-            let leader = cluster.leader().expect("a node leads");
+            let leader = leader(cluster).await;
             cluster.stop(leader);
             until_another_leads(cluster, leader).await;
             cluster.go_on(leader);
@@ -215,23 +237,20 @@ fn every_node_serves_every_client() {
         let mut last = None;
         for round in 0..2 {
             for at in 0..cluster.len() {
-                let client = palisade::connect(&format!("palisade://{}", cluster.address(at))).await.unwrap();
-                let held = client.lock("orders").acquire().await.unwrap();
+                let client = connect(&format!("palisade://{}", cluster.address(at))).await;
+                let held = take(&client, "orders").await;
                 let token = held.token().unwrap();
                 assert!(last.is_none_or(|last| last < token), "{token} follows {last:?}");
                 last = Some(token);
-                held.release().await.unwrap();
-                client.close().await.unwrap();
+                release(&held).await;
+                until_some("the client is closed", async || retryable(client.clone().close().await)).await;
             }
             if round == 0 {
-                let leader = cluster.leader().expect("a node leads");
+                let leader = leader(&cluster).await;
                 cluster.kill(leader);
                 until_another_leads(&cluster, leader).await;
+                // It knows the new leader after its first heartbeat.
                 cluster.restart(leader).unwrap();
-                // A node that has just started knows the leader after its first heartbeat.
-                while palisade::connect(&format!("palisade://{}", cluster.address(leader))).await.is_err() {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
             }
         }
     });
@@ -242,7 +261,7 @@ fn every_node_serves_every_client() {
 #[ignore = "long: crowds"]
 fn many_relayed_clients_keep_no_node_out() {
     let (mut cluster, _folder) = cluster();
-    let leader = cluster.leader().expect("a node leads");
+    let leader = check(BOUND, leader(&cluster));
     let (follower, other) = ((leader + 1) % 3, (leader + 2) % 3);
     let ping = |address: SocketAddr, request: &[u8], reply: &str| {
         let mut stream = TcpStream::connect(address).ok()?;
@@ -274,10 +293,10 @@ fn many_relayed_clients_keep_no_node_out() {
 fn nothing_is_answered_without_a_majority() {
     let (mut cluster, _folder) = cluster();
     check(BOUND, async {
-        let leader = cluster.leader().expect("a node leads");
+        let leader = leader(&cluster).await;
         let others: Vec<_> = (0..cluster.len()).filter(|at| *at != leader).collect();
-        let client = Options::new().ttl(TTL).connect(&cluster.url()).await.unwrap();
-        let held = client.lock("orders").acquire().await.unwrap();
+        let client = connect(&cluster.url()).await;
+        let held = take(&client, "orders").await;
         others.iter().for_each(|at| cluster.kill(*at));
         let other = palisade::connect(&format!("palisade://{}", cluster.address(leader))).await;
         if let Ok(other) = other {
@@ -285,8 +304,7 @@ fn nothing_is_answered_without_a_majority() {
             assert!(!matches!(asked, Ok(Ok(_))), "a lock was granted by one of three nodes");
         }
         others.iter().for_each(|at| cluster.restart(*at).unwrap());
-        cluster.until_led().unwrap();
-        held.release().await.unwrap();
+        release(&held).await;
     });
 }
 
@@ -297,11 +315,11 @@ fn nodes_encrypt_what_they_say_to_each_other() {
     let files = folder.path().display().to_string();
     let mut cluster = start(&[("SERVE_PEER_TLS", &files)], folder.path());
     check(BOUND, async {
-        let client = Options::new().ttl(TTL).connect(&cluster.url()).await.unwrap();
-        let held = client.lock("orders").acquire().await.unwrap();
-        let leader = cluster.leader().expect("a node leads");
+        let client = connect(&cluster.url()).await;
+        let held = take(&client, "orders").await;
+        let leader = leader(&cluster).await;
         cluster.kill(leader);
         until_another_leads(&cluster, leader).await;
-        held.release().await.unwrap();
+        release(&held).await;
     });
 }

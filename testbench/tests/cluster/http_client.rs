@@ -4,15 +4,17 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::Value;
 
+use crate::fixture::BOUND;
+
 /// No answer takes longer, unless something is wrong.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = BOUND;
 
 trait Stream: Read + Write + Send {}
 
@@ -52,12 +54,22 @@ impl Answer {
 
 impl HttpClient {
     pub(crate) fn connect(to: SocketAddr) -> HttpClient {
-        let stream = connect(to);
+        HttpClient::over(connect(to).unwrap())
+    }
+
+    fn over(stream: TcpStream) -> HttpClient {
         HttpClient {
             address: stream.local_addr().unwrap(),
             header: String::new(),
             stream: BufReader::new(Box::new(stream)),
         }
+    }
+
+    /// Sends a request on a new connection. Returns no answer if the node has just ended, or has not started yet.
+    pub(crate) fn attempt(to: SocketAddr, method: &str, path: &str, body: Option<&Value>) -> Option<Answer> {
+        let mut client = HttpClient::over(connect(to).ok()?);
+        client.send(method, path, body);
+        client.answer().ok()
     }
 
     /// Connects with TLS, and with the client's certificate in this folder.
@@ -70,7 +82,7 @@ impl HttpClient {
         let key = PrivateKeyDer::from_pem_file(folder.join("client.key")).unwrap();
         let config = config.with_root_certificates(roots).with_client_auth_cert(vec![certificate], key).unwrap();
         let session = ClientConnection::new(Arc::new(config), ServerName::from(to.ip())).unwrap();
-        let stream = connect(to);
+        let stream = connect(to).unwrap();
         let address = stream.local_addr().unwrap();
         let stream = StreamOwned::new(session, stream);
         HttpClient { address, header: String::new(), stream: BufReader::new(Box::new(stream)) }
@@ -147,7 +159,10 @@ impl HttpClient {
 
     /// Reads the next event of a watch.
     pub(crate) fn event(&mut self) -> Value {
+        let began = Instant::now();
         loop {
+            // A silent watch gets comments.
+            assert!(began.elapsed() < TIMEOUT, "no event comes");
             let line = self.line().unwrap();
             if let Some(event) = line.strip_prefix("data: ") {
                 return serde_json::from_str(event).unwrap();
@@ -156,8 +171,8 @@ impl HttpClient {
     }
 }
 
-fn connect(to: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(to).unwrap();
-    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-    stream
+fn connect(to: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(to)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    Ok(stream)
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use palisade_testbench::bounded::{check, number_from_env};
 use redis::{Connection, RedisError, Value, cmd};
 
-use crate::fixture::{BOUND, cluster, leader, until_another_leads};
+use crate::fixture::{BOUND, calm, cluster, leader, until_another_leads};
 
 const RELEASE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
@@ -132,15 +132,27 @@ fn locks_of_redis_clients_survive_killed_leaders() {
 /// A read waits until a majority has confirmed the leader. The commands behind it wait too.
 #[test]
 fn a_command_does_not_see_what_those_behind_it_do() {
-    let (cluster, _folder) = cluster();
-    let at = check(BOUND, leader(&cluster));
-    let mut client = Client { addresses: vec![cluster.address(at)], next: 0, connection: None };
-    client.ask_until_answered(&["PING"]);
-    let mut connection = client.connection.take().unwrap();
-    for _ in 0..50 {
-        let mut pipeline = redis::pipe();
-        pipeline.cmd("GET").arg("a").cmd("SET").arg("a").arg("x").arg("NX").cmd("GET").arg("a").cmd("DEL").arg("a");
-        let replies: Vec<Value> = pipeline.query(&mut connection).unwrap();
-        assert_eq!(replies, [Value::Nil, Value::Okay, Value::BulkString(b"x".to_vec()), Value::Int(1)]);
-    }
+    calm(&[], |cluster| {
+        let at = check(BOUND, leader(cluster));
+        let mut client = Client { addresses: vec![cluster.address(at)], next: 0, connection: None };
+        client.ask_until_answered(&["PING"]);
+        let mut connection = client.connection.take().unwrap();
+        connection.set_read_timeout(Some(BOUND)).unwrap();
+        for _ in 0..50 {
+            let mut pipeline = redis::pipe();
+            pipeline
+                .cmd("GET")
+                .arg("a")
+                .cmd("SET")
+                .arg("a")
+                .arg("x")
+                .arg("NX")
+                .cmd("GET")
+                .arg("a")
+                .cmd("DEL")
+                .arg("a");
+            let replies: Vec<Value> = pipeline.query(&mut connection).unwrap();
+            assert_eq!(replies, [Value::Nil, Value::Okay, Value::BulkString(b"x".to_vec()), Value::Int(1)]);
+        }
+    });
 }

@@ -6,18 +6,22 @@ use std::time::Duration;
 
 use palisade::engine::LockInfo;
 use palisade::engine::service::{Config, cluster_status};
-use palisade::{LockGuard, Options, Palisade};
+use palisade::{LockGuard, Palisade};
 use palisade_cli::harness::network::{Network, Sent};
 use palisade_testbench::bounded::{check, until_some};
 use palisade_testbench::credentials::Credentials;
+use palisade_testbench::fixture::until_idle;
 use palisade_testbench::servers::ServiceCluster;
 
 use crate::failures::under_load;
-use crate::fixture::{BOUND, TTL, leader, on_network, take_again_and_again, until_another_leads};
+use crate::fixture::{BOUND, connect, leader, on_network, release, take, take_again_and_again, until_another_leads};
+
+/// Longer than an idle node waits for a greeting, after which it closes the connection of a node that it does not know.
+const GREETING: Duration = Duration::from_secs(3);
 
 /// Sends bytes on a new connection, and waits until the node has read them all, or has refused them. Returns whether it closed the
-/// connection first.
-fn send_again(node: SocketAddr, bytes: &[u8]) -> bool {
+/// connection within this time, before its client did.
+fn send_again(node: SocketAddr, bytes: &[u8], within: Duration) -> bool {
     let mut stream = TcpStream::connect(node).unwrap();
     let is_closed = |stream: &mut TcpStream| loop {
         match stream.read(&mut [0; 1024]) {
@@ -29,8 +33,7 @@ fn send_again(node: SocketAddr, bytes: &[u8]) -> bool {
     };
     // A node that refuses may close the connection before it has read everything.
     drop(stream.write_all(bytes));
-    // Longer than a node waits for a greeting.
-    stream.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
+    stream.set_read_timeout(Some(within)).unwrap();
     if is_closed(&mut stream) {
         return true;
     }
@@ -40,17 +43,25 @@ fn send_again(node: SocketAddr, bytes: &[u8]) -> bool {
     false
 }
 
-/// Sends everything again to these nodes, all at once, and returns how many connections the nodes have closed themselves.
-async fn replay(nodes: Vec<(SocketAddr, Vec<u8>)>) -> usize {
+/// Sends everything again to these nodes, all at once, and returns how many connections the nodes have closed themselves within this
+/// time.
+async fn replay(nodes: Vec<(SocketAddr, Vec<u8>)>, within: Duration) -> usize {
     let sending: Vec<_> = nodes
         .into_iter()
-        .map(|(node, bytes)| tokio::task::spawn_blocking(move || send_again(node, &bytes)))
+        .map(|(node, bytes)| tokio::task::spawn_blocking(move || send_again(node, &bytes, within)))
         .collect();
     let mut closed = 0;
     for sent in sending {
         closed += usize::from(sent.await.unwrap());
     }
     closed
+}
+
+/// Waits until the clients of the load have left, whose sessions end meanwhile.
+async fn until_left(client: &Palisade) {
+    for lock in ["orders", "users"] {
+        until_idle(client, lock).await;
+    }
 }
 
 /// What must not change: the nodes, the holders and waiters of all locks.
@@ -76,14 +87,11 @@ async fn recorded(cluster: &mut ServiceCluster, network: &Network) -> (Vec<Sent>
         cluster.restart(old).unwrap();
         for at in 0..cluster.len() {
             let url = format!("palisade://{}", cluster.address(at));
-            let connect = async || Options::new().ttl(TTL).connect(&url).await.ok();
-            let client = until_some("the node serves", connect).await;
+            let client = connect(&url).await;
             for lock in ["released", "held"] {
-                let lock = format!("{lock}/{at}");
-                let take = async || client.lock(&lock).acquire().await.ok();
-                held.push(until_some("the lock is granted", take).await);
+                held.push(take(&client, &format!("{lock}/{at}")).await);
             }
-            held.swap_remove(at).release().await.unwrap();
+            release(&held.swap_remove(at)).await;
         }
     })
     .await;
@@ -96,20 +104,21 @@ fn what_nodes_said_changes_nothing_when_it_is_said_again() {
     let (mut cluster, network) = on_network(3, &[], folder.path());
     check(BOUND, async {
         let (sent, held) = recorded(&mut cluster, &network).await;
-        let client = Options::new().ttl(TTL).connect(&cluster.url()).await.unwrap();
+        let client = connect(&cluster.url()).await;
+        until_left(&client).await;
         let before = state(&cluster, &client).await;
         let again: Vec<_> = sent.iter().map(|sent| (cluster.peer(sent.to), sent.bytes.clone())).collect();
         let count = again.len();
-        let closed = replay(again).await;
+        let closed = replay(again, GREETING).await;
         assert!(closed < count, "the nodes have read nothing: {closed} of {count} connections were refused");
         assert_eq!(state(&cluster, &client).await, before);
         // To the wrong node: it reads nothing.
         let wrong = sent.iter().map(|sent| (cluster.peer((sent.to + 1) % 3), sent.bytes.clone()));
-        assert_eq!(replay(wrong.collect()).await, count, "a node has read what was said to another one");
+        assert_eq!(replay(wrong.collect(), BOUND / 2).await, count, "a node has read what was said to another one");
         assert_eq!(state(&cluster, &client).await, before);
         take_again_and_again(&cluster, "after", 20).await;
         for guard in held {
-            guard.release().await.unwrap();
+            release(&guard).await;
         }
         (0..3).for_each(|at| assert!(!cluster.has_ended(at), "{}", cluster.log(at)));
     });
@@ -124,7 +133,7 @@ fn what_nodes_said_under_load_does_no_harm_when_it_is_said_again() {
             for _ in 0..3 {
                 take_again_and_again(cluster, "said", 20).await;
                 let sent = network.sent().into_iter();
-                replay(sent.map(|sent| (cluster.peer(sent.to), sent.bytes)).collect()).await;
+                replay(sent.map(|sent| (cluster.peer(sent.to), sent.bytes)).collect(), GREETING).await;
             }
         });
         assert!(after.await >= 100);
@@ -140,12 +149,13 @@ fn what_nodes_said_with_tls_is_refused_when_it_is_said_again() {
     let (mut cluster, network) = on_network(3, &[("SERVE_PEER_TLS", &files)], folder.path());
     check(BOUND, async {
         let (sent, _held) = recorded(&mut cluster, &network).await;
-        let client = Options::new().ttl(TTL).connect(&cluster.url()).await.unwrap();
+        let client = connect(&cluster.url()).await;
+        until_left(&client).await;
         let before = state(&cluster, &client).await;
         let again: Vec<_> = sent.iter().map(|sent| (cluster.peer(sent.to), sent.bytes.clone())).collect();
         let count = again.len();
         assert!(count > 0, "nothing was sent");
-        assert_eq!(replay(again).await, count, "a node has accepted a handshake of another one");
+        assert_eq!(replay(again, BOUND / 2).await, count, "a node has accepted a handshake of another one");
         for at in 0..3 {
             let log = cluster.log(at);
             assert!(log.contains("cannot decrypt peer's message"), "node {at} has refused no handshake: {log}");

@@ -3,29 +3,46 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use palisade_testbench::bounded::check;
+use palisade_testbench::bounded::{block_until, check};
 use serde_json::{Value, json};
 
 use crate::failures::under_load;
 use crate::fixture::{BOUND, leader, on_network};
 use crate::http_client::{Answer, HttpClient};
 
-const SHORT: Duration = Duration::from_secs(2);
+/// The TTL of sessions that a test keeps alive, or leaves. It outlives an election, and a standstill of ten seconds.
+const SHORT: Duration = Duration::from_secs(15);
 /// Between two keep-alives of a session with that TTL.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Sends a request again while no node leads, and returns the body of its success.
+fn ask(client: &mut HttpClient, method: &str, path: &str, body: Option<&Value>) -> Value {
+    let mut answer = client.ask(method, path, body);
+    block_until(path, || {
+        let is_served = answer.status != 503;
+        if !is_served {
+            answer = client.ask(method, path, body);
+        }
+        is_served
+    });
+    answer.good()
+}
+
 fn open(client: &mut HttpClient, ttl: Duration) -> Value {
-    let session = client.post("/v1/sessions", &json!({ "ttl_ms": ttl.as_millis() as u64 })).good();
+    let session = ask(client, "POST", "/v1/sessions", Some(&json!({ "ttl_ms": ttl.as_millis() as u64 })));
     session["session"].clone()
 }
 
 fn take(client: &mut HttpClient, session: &Value, lock: &str) -> u64 {
-    let ask = json!({ "locks": [lock], "session": session, "wait_ms": 10_000 });
-    client.post("/v1/locks/acquire", &ask).good()["token"].as_u64().unwrap()
+    // With a number, a repeat takes the lock once.
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let (wait_ms, number) = (BOUND.as_millis() as u64, LAST.fetch_add(1, Ordering::Relaxed) + 1);
+    let wanted = json!({ "locks": [lock], "session": session, "wait_ms": wait_ms, "request": number });
+    ask(client, "POST", "/v1/locks/acquire", Some(&wanted))["token"].as_u64().unwrap()
 }
 
 fn keep_alive(session: &Value) -> String {
@@ -91,7 +108,7 @@ impl Stale {
 fn a_leader_that_was_stopped_for_three_ttls_confirms_nothing_and_ends_no_session() {
     let folder = tempfile::tempdir().unwrap();
     let (mut cluster, network) = on_network(3, &[], folder.path());
-    check(BOUND, async {
+    check(BOUND * 2, async {
         let after = under_load(&mut cluster, async |cluster| {
             let old = leader(cluster).await;
             let mut client = HttpClient::connect(cluster.http(old));
@@ -110,7 +127,7 @@ fn a_leader_that_was_stopped_for_three_ttls_confirms_nothing_and_ends_no_session
             let keeping = keep(kept, others, is_over.clone());
             let new = leader(cluster).await;
             let mut client = HttpClient::connect(cluster.http(new));
-            client.ask("DELETE", &format!("/v1/sessions/{ended}"), None).good();
+            ask(&mut client, "DELETE", &format!("/v1/sessions/{ended}"), None);
             let other = open(&mut client, BOUND);
             let taken = take(&mut client, &other, "taken");
             stale.send(&json!({ "locks": ["taken"], "session": asker }), &ended);
@@ -128,7 +145,7 @@ fn a_leader_that_was_stopped_for_three_ttls_confirms_nothing_and_ends_no_session
             let is_alive = tokio::task::spawn_blocking(move || keeping.join().unwrap()).await.unwrap();
             assert!(is_alive, "a session that was kept alive has ended");
             let new = leader(cluster).await;
-            let shown = HttpClient::connect(cluster.http(new)).get("/v1/locks/show?name=kept").good();
+            let shown = ask(&mut HttpClient::connect(cluster.http(new)), "GET", "/v1/locks/show?name=kept", None);
             assert_eq!(shown["holders"][0]["token"], token, "{shown}");
         });
         assert!(after.await >= 100);

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock};
 
 use palisade::engine::embedded::{self, Embedded};
 use palisade::engine::memory::{Config, Memory};
@@ -13,7 +13,7 @@ use palisade::{Error, Options, Palisade};
 use palisade_testbench::conformance::{PROMISES, Subject};
 use palisade_testbench::credentials::{self, Credentials, Login};
 use palisade_testbench::faulty_engine::{EngineFaults, FaultyEngine};
-use palisade_testbench::servers;
+use palisade_testbench::servers::{self, InUse, Shared};
 use tempfile::TempDir;
 
 /// Returns a name that no other test of this process uses.
@@ -77,37 +77,20 @@ impl Subject for InOneFile {
 /// `palisade://HOST:PORT`: a process that concurrent tests share.
 #[derive(Clone)]
 struct AtService {
-    server: Arc<Server>,
+    server: Arc<InUse<servers::Service>>,
 }
 
-struct Server {
-    process: servers::Service,
-    // Removed after the process has ended.
-    folder: TempDir,
-}
-
-impl Server {
-    fn start(variables: impl FnOnce(&Path) -> Vec<(&'static str, String)>) -> Server {
-        let folder = TempDir::new().expect("a folder for the service");
-        let variables = variables(folder.path());
-        let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        let process = servers::Service::start_with(env!("CARGO_BIN_EXE_serve"), folder.path(), &variables);
-        Server { process: process.unwrap_or_else(|absent| panic!("{absent}")), folder }
-    }
-}
-
-/// The variable that makes the service sign tokens.
-fn signing() -> (&'static str, String) {
-    ("SERVE_SIGN", "yes".to_owned())
+/// Starts a service that signs tokens, with these variables in its environment.
+fn start(folder: &Path, variables: &[(&str, String)]) -> Result<servers::Service, servers::Absent> {
+    let variables = variables.iter().map(|(name, value)| (*name, value.as_str()));
+    let variables: Vec<_> = variables.chain([("SERVE_SIGN", "yes")]).collect();
+    servers::Service::start_with(env!("CARGO_BIN_EXE_serve"), folder, &variables)
 }
 
 impl AtService {
     fn new() -> AtService {
-        static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let server = shared.upgrade().unwrap_or_else(|| Arc::new(Server::start(|_| vec![signing()])));
-        *shared = Arc::downgrade(&server);
-        AtService { server }
+        static SHARED: Shared<servers::Service> = Shared::new(|folder| start(folder, &[]));
+        AtService { server: SHARED.in_use().unwrap_or_else(|absent| panic!("{absent}")) }
     }
 }
 
@@ -115,40 +98,37 @@ impl Subject for AtService {
     type Engine = Service;
 
     async fn engine(&self) -> Result<Service, Failure> {
-        Service::connect(service::Config::parse(&format!("//{}", self.server.process.address))?).await
+        Service::connect(service::Config::parse(&format!("//{}", self.server.0.address))?).await
     }
 
     async fn connect(&self, options: Options) -> Result<Palisade, Error> {
-        options.connect(&self.server.process.url()).await
+        options.connect(&self.server.0.url()).await
     }
 }
 
 /// `palisades://USER:SECRET@HOST:PORT`: the same, encrypted, for a user with a certificate.
 #[derive(Clone)]
 struct AtGuardedService {
-    server: Arc<Server>,
+    server: Arc<InUse<servers::Service>>,
     login: Login,
 }
 
+static LOGIN: LazyLock<Login> = LazyLock::new(|| Login::new("ci", "admin", ""));
+
 impl AtGuardedService {
     fn new() -> AtGuardedService {
-        static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
-        static LOGIN: LazyLock<Login> = LazyLock::new(|| Login::new("ci", "admin", ""));
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let server = shared.upgrade().unwrap_or_else(|| {
-            Arc::new(Server::start(|folder| {
-                let credentials = Credentials::new(folder);
-                credentials.demand_certificates();
-                vec![credentials.tls(), credentials::users(&[&LOGIN]), signing()]
-            }))
+        static SHARED: Shared<servers::Service> = Shared::new(|folder| {
+            let credentials = Credentials::new(folder);
+            credentials.demand_certificates();
+            start(folder, &[credentials.tls(), credentials::users(&[&LOGIN])])
         });
-        *shared = Arc::downgrade(&server);
+        let server = SHARED.in_use().unwrap_or_else(|absent| panic!("{absent}"));
         AtGuardedService { server, login: LOGIN.clone() }
     }
 
     /// Returns the part of the URL after `palisades:`.
     fn place(&self) -> String {
-        let (folder, address) = (self.server.folder.path(), self.server.process.address);
+        let (folder, address) = (self.server.1.path(), self.server.0.address);
         format!("//{}@{address}?{}", self.login.in_url(), credentials::options(folder))
     }
 }
@@ -209,7 +189,12 @@ fn every_promise_of_the_suite_is_listed() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/conformance");
     let mut written = Vec::new();
     for file in fs::read_dir(folder).expect("the suite is there") {
-        let text = fs::read_to_string(file.expect("a file").path()).expect("it is text");
+        let path = file.expect("a file").path();
+        if path.ends_with("stalls.rs") {
+            // What the promises have in common.
+            continue;
+        }
+        let text = fs::read_to_string(path).expect("it is text");
         // Whatever stands at the margin is a promise; methods and helpers are not.
         let promises = text.lines().filter_map(|line| line.strip_prefix("pub async fn ")?.split(['<', '(']).next());
         written.extend(promises.map(str::to_owned));

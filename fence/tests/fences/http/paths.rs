@@ -40,7 +40,7 @@ impl Chain {
         tokio::spawn(record(upstream, targets.clone()));
         let marks = MemoryMarks::default();
         let layer = FenceLayer::with_limits(Scope::per_path(), marks.clone(), Limits::default());
-        let forward = Forward::to(&address, Duration::from_secs(20), 1 << 20).expect("an address");
+        let forward = Forward::to(&address, Duration::from_secs(600), 1 << 20).expect("an address");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let proxy = listener.local_addr().expect("an address");
         tokio::spawn(serve(listener, layer.layer(forward)));

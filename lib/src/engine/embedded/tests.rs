@@ -15,12 +15,12 @@ use super::{Config, Embedded};
 use crate::engine::{Acquired, Engine, Failure, Released, Unavailable};
 
 /// The longest wait for one event.
-const WAIT: Duration = Duration::from_secs(30);
+const WAIT: Duration = Duration::from_secs(300);
 
 fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let local = tokio::task::LocalSet::new();
-    let bounded = async { tokio::time::timeout(2 * WAIT, test).await.expect("the test ends within 60 s") };
+    let bounded = async { tokio::time::timeout(2 * WAIT, test).await.expect("the test ends within 600 s") };
     local.block_on(&runtime, bounded);
 }
 
@@ -207,10 +207,10 @@ fn a_commit_that_issues_a_token_is_flushed_before_the_reply() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(WAIT, queued).await.expect("the request is queued within 30 s");
+        tokio::time::timeout(WAIT, queued).await.expect("the request is queued within 300 s");
         here.release(alice, name("a"), held).await.unwrap();
         assert_eq!(synchronous(&here), 2, "a release that grants a waiter the lock issues a token");
-        let granted = tokio::time::timeout(WAIT, granted).await.expect("the waiter is granted the lock within 30 s");
+        let granted = tokio::time::timeout(WAIT, granted).await.expect("the waiter is granted the lock within 300 s");
         assert!(token(granted.unwrap()) > held);
         here.force_release(name("a"), None, Label::new("ops"), Label::new("a test")).await.unwrap();
         assert_eq!(synchronous(&here), 2);

@@ -262,7 +262,7 @@ fn acquire(patience: Patience) -> Acquire {
 /// Runs a test as the keeper's thread would.
 async fn on_the_keepers_thread(test: impl Future<Output = ()>) {
     let tasks = LocalSet::new();
-    let bounded = tokio::time::timeout(Duration::from_secs(60), tasks.run_until(test));
+    let bounded = tokio::time::timeout(Duration::from_secs(300), tasks.run_until(test));
     bounded.await.expect("the client sends what the node waits for, and the node what the client waits for");
 }
 

@@ -178,7 +178,7 @@ fn slow_bodies_keep_no_release_out() {
     let bounds = HttpBounds { at_once: 4, ..HttpBounds::default() };
     let server = TestServer::configured(users.config(Bounds::default()), bounds);
     let alice = users.client(&server, "alice");
-    let session = alice.open(60_000);
+    let session = alice.open(3_600_000);
     let token = alice.hold("x", session);
     let half = |name: &str| half("/v1/locks/release", &users.authorization(&server, name));
     let slow = |name: &str| (0..20).map(|_| Raw::send(server.address(), half(name).as_bytes())).collect::<Vec<_>>();
@@ -206,7 +206,7 @@ fn one_user_takes_only_its_share_of_the_requests() {
     let bounds = HttpBounds { waiting: 8, ..HttpBounds::default() };
     let server = TestServer::configured(users.config(Bounds::default()), bounds);
     let (alice, bob) = (users.client(&server, "alice"), users.client(&server, "bob"));
-    let token = alice.hold("x", alice.open(60_000));
+    let token = alice.hold("x", alice.open(3_600_000));
     let ask = json!({ "locks": ["x"], "ttl_ms": 60_000, "wait_ms": 3_600_000 });
     let head = users.authorization(&server, "bob");
     let waiting: Vec<_> =

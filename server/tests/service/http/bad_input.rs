@@ -36,7 +36,7 @@ fn unchanged(client: &Client, session: u64, token: u64) {
 fn page(path: &str, bodies: impl Fn(u64, u64) -> Vec<String>) -> String {
     let server = TestServer::new();
     let client = server.client();
-    let session = client.open(60_000);
+    let session = client.open(3_600_000);
     let token = client.hold("held", session);
     let mut page = String::new();
     for body in bodies(session, token) {
@@ -162,7 +162,7 @@ fn wrong_types_are_refused() {
 fn other_invalid_posts_are_refused() {
     let server = TestServer::new();
     let client = server.client();
-    let session = client.open(60_000);
+    let session = client.open(3_600_000);
     let token = client.hold("held", session);
     let mut page = String::new();
     let asks = [
@@ -197,7 +197,7 @@ fn other_invalid_posts_are_refused() {
 fn invalid_paths_queries_and_methods_are_refused() {
     let server = TestServer::new();
     let client = server.client();
-    let session = client.open(60_000);
+    let session = client.open(3_600_000);
     let token = client.hold("held", session);
     let mut page = String::new();
     let paths = [
@@ -274,7 +274,7 @@ fn large_bodies_and_bodies_that_are_not_json_are_refused() {
 fn used_tokens_and_numbers_are_refused() {
     let server = TestServer::new();
     let client = server.client();
-    let (one, two) = (client.open(60_000), client.open(60_000));
+    let (one, two) = (client.open(3_600_000), client.open(3_600_000));
     let numbered = json!({ "locks": ["a"], "session": one, "request": 1 });
     let older = client.post("/v1/locks/acquire", &numbered).good()["token"].clone();
     let release = json!({ "lock": "a", "token": older });
@@ -303,7 +303,7 @@ fn requests_over_the_limits_are_refused() {
     let server = TestServer::configured(Config { limits: Some(limits), ..Config::default() }, HttpBounds::default());
     let client = server.client();
     let mut events = events(server.address(), "");
-    let [one, two, three] = [client.open(60_000), client.open(60_000), client.open(60_000)];
+    let [one, two, three] = [client.open(3_600_000), client.open(3_600_000), client.open(3_600_000)];
     client.hold("a", one);
     let wait = |session| json!({ "locks": ["a"], "session": session, "wait_ms": 60_000 });
     let waiter = Raw::post(server.address(), "/v1/locks/acquire", &wait(two));

@@ -34,7 +34,7 @@ fn waiters_and_watchers_do_not_block_a_release() {
     let server = TestServer::with(HttpBounds { waiting: 1, watching: 1, at_once: 1, ..HttpBounds::default() });
     let client = server.client();
     let mut events = events(server.address(), "a");
-    let token = client.hold("a", client.open(60_000));
+    let token = client.hold("a", client.open(3_600_000));
     let ask = json!({ "locks": ["a"], "ttl_ms": 60_000, "wait_ms": 60_000 });
     let waiter = Raw::post(server.address(), "/v1/locks/acquire", &ask);
     events.find(|event| event["event"] == "queued").expect("it waits");

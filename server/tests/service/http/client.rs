@@ -9,8 +9,8 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
-/// No answer takes longer, unless something is wrong. Shorter than the silence of a watch, whose comments count too.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
+/// No answer takes longer, even on a busy machine, unless something is wrong.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Tries until it succeeds.
 pub(crate) fn soon<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
@@ -20,7 +20,7 @@ pub(crate) fn soon<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
             return done;
         }
         assert!(began.elapsed() < TIMEOUT, "{what}: not within {TIMEOUT:?}");
-        thread::yield_now();
+        thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -90,11 +90,35 @@ impl Client {
     }
 
     fn read(answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Answer {
-        let mut answer = answer.expect("an answer");
+        Client::try_read(answer).expect("an answer")
+    }
+
+    fn try_read(answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Answer, ureq::Error> {
+        let mut answer = answer?;
         let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let content_type = header("content-type").to_owned();
-        let body = answer.body_mut().read_to_string().expect("a body");
-        Answer { status: answer.status().as_u16(), content_type, body }
+        let body = answer.body_mut().read_to_string()?;
+        Ok(Answer { status: answer.status().as_u16(), content_type, body })
+    }
+
+    /// Sends a GET request, and returns no answer if the server has closed the connection.
+    pub(crate) fn try_get(&self, path: &str) -> Option<Answer> {
+        Client::try_read(self.with(self.agent.get(self.url(path))).call()).ok()
+    }
+
+    /// Sends a GET request until it is answered: a server that does not wait long for requests may have closed the connection, because
+    /// a busy machine was late to send one.
+    pub(crate) fn get_again(&self, path: &str) -> Answer {
+        soon(path, || self.try_get(path))
+    }
+
+    /// Does the same for a POST request that may be carried out twice.
+    pub(crate) fn post_again(&self, path: &str, body: &Value) -> Answer {
+        let send = || {
+            let request = self.with(self.agent.post(self.url(path))).header("content-type", "application/json");
+            Client::try_read(request.send(body.to_string().as_str())).ok()
+        };
+        soon(path, send)
     }
 
     pub(crate) fn get(&self, path: &str) -> Answer {
@@ -197,7 +221,12 @@ impl Raw {
 
     /// Returns the lines of a streamed answer, once its head has arrived.
     pub(crate) fn lines(self) -> impl Iterator<Item = String> {
-        let mut lines = BufReader::new(self.stream).lines().map(|line| line.expect("a line in time"));
+        let began = Instant::now();
+        let mut lines = BufReader::new(self.stream).lines().map(move |line| {
+            // A silent watch gets comments.
+            assert!(began.elapsed() < TIMEOUT, "what is awaited does not come");
+            line.expect("a line in time")
+        });
         assert!(lines.next().expect("a status").contains("200"));
         lines.by_ref().find(String::is_empty).expect("the end of the head");
         lines

@@ -165,7 +165,7 @@ fn the_described_authentication_is_the_real_one() {
     let schemes = &all["components"]["securitySchemes"];
     assert_eq!((&schemes["secret"]["type"], &schemes["secret"]["scheme"]), (&json!("http"), &json!("basic")));
     assert_eq!(schemes["certificate"]["type"], "mutualTLS");
-    let session = admin.open(60_000);
+    let session = admin.open(3_600_000);
     for (method, path) in PATHS {
         let operation = &all["paths"][path][method.to_lowercase()];
         let answer = ask(&anonymous, method, path, session);
@@ -210,7 +210,7 @@ fn real_answers_have_the_documented_shapes() {
         answer
     };
     let get = |path: &str, query: &str| conforms(all, "GET", path, &client.get(&format!("{path}{query}")));
-    let session = post("/v1/sessions", json!({ "ttl_ms": 9000 })).good()["session"].clone();
+    let session = post("/v1/sessions", json!({ "ttl_ms": 3_600_000 })).good()["session"].clone();
     post("/v1/sessions", json!({}));
     post("/v1/sessions/keepalive", json!({ "sessions": [session, 99] }));
     let kept = client.post_nothing(&format!("/v1/sessions/{session}/keepalive"));
@@ -218,7 +218,7 @@ fn real_answers_have_the_documented_shapes() {
     let token =
         post("/v1/locks/acquire", json!({ "locks": ["a"], "session": session, "delay_ms": 50 })).good()["token"]
             .clone();
-    post("/v1/locks/acquire", json!({ "locks": ["a"], "ttl_ms": 9000, "wait_ms": 20 }));
+    post("/v1/locks/acquire", json!({ "locks": ["a"], "ttl_ms": 3_600_000, "wait_ms": 20 }));
     post("/v1/locks/sign", json!({ "lock": "a", "token": token }));
     post("/v1/locks/sign", json!({ "lock": "b", "token": token }));
     get("/v1/keys", "");

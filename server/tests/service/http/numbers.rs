@@ -36,7 +36,7 @@ fn the_metrics_count_every_operation() {
     let server = TestServer::new();
     let (client, mut resp) = (server.client(), server.connect_resp());
     let mut events = events(server.address(), "");
-    let (session, other) = (client.open(60_000), client.open(60_000));
+    let (session, other) = (client.open(3_600_000), client.open(3_600_000));
     // A grant after a wait, one given up, one taken away, one that expires.
     let token = client.hold("a", session);
     let ask = json!({ "locks": ["a", "b"], "session": other, "wait_ms": 60_000 });
@@ -101,8 +101,8 @@ fn waiters_are_still_counted_after_a_restart() {
     let server = TestServer::new();
     let client = server.client();
     let mut events = events(server.address(), "a");
-    client.hold("a", client.open(60_000));
-    let session = client.open(60_000);
+    client.hold("a", client.open(3_600_000));
+    let session = client.open(3_600_000);
     let ask = json!({ "locks": ["a"], "session": session, "wait_ms": 60_000 });
     let waiter = Raw::post(server.address(), "/v1/locks/acquire", &ask);
     events.find(|event| event["event"] == "queued").expect("it waits");
@@ -146,7 +146,7 @@ fn force_releases_and_denied_calls_are_in_the_audit_log() {
     tracing::subscriber::set_global_default(subscriber).expect("the only one");
     let server = TestServer::new();
     let (client, mut resp) = (server.client(), server.connect_resp());
-    let (session, other) = (client.open(60_000), client.open(60_000));
+    let (session, other) = (client.open(3_600_000), client.open(3_600_000));
     let token = client.hold("audit/1", session);
     let steal = json!({ "lock": "audit/1", "token": token, "session": other });
     assert_eq!(client.post("/v1/locks/release", &steal).code(), "NOTHELD");

@@ -73,7 +73,7 @@ fn openssl_verifies_the_signature_of_a_held_lock() {
 fn the_mode_of_a_lock_is_signed_too() {
     let server = TestServer::signing();
     let client = server.client();
-    let session = client.open(60_000);
+    let session = client.open(3_600_000);
     for (lock, mode, scope) in [
         ("s", json!("shared"), json!("shared")),
         ("p", json!({ "permits": { "count": 2, "of": 5 } }), json!({ "permits": { "count": 2, "of": 5 } })),
@@ -94,7 +94,7 @@ fn the_mode_of_a_lock_is_signed_too() {
 fn a_token_that_is_not_held_is_not_signed() {
     let server = TestServer::signing();
     let client = server.client();
-    let (session, other) = (client.open(60_000), client.open(60_000));
+    let (session, other) = (client.open(3_600_000), client.open(3_600_000));
     let code = |body: Value| client.post("/v1/locks/sign", &body).code();
     let token = client.hold("a", session);
     assert_eq!(code(json!({ "lock": "b", "token": token })), "NOTHELD");
@@ -118,7 +118,7 @@ fn a_token_that_is_not_held_is_not_signed() {
 fn a_service_without_keys_says_how_to_enable_signing() {
     let server = TestServer::new();
     let client = server.client();
-    let session = client.open(60_000);
+    let session = client.open(3_600_000);
     let token = client.hold("a", session);
     for answer in [client.get("/v1/keys"), client.post("/v1/locks/sign", &json!({ "lock": "a", "token": token }))] {
         assert_eq!((answer.status, answer.code().as_str()), (404, "NOTSIGNING"));
@@ -142,7 +142,7 @@ fn only_a_users_own_grants_are_signed_for_it_and_name_the_user() {
     let server = TestServer::of(users.expect("users"));
     let [alice, mallory, eve] = [("alice", 0), ("mallory", 1), ("eve", 2)]
         .map(|(name, at)| server.client().as_user(name, secrets[at].reveal()));
-    let session = alice.open(60_000);
+    let session = alice.open(3_600_000);
     let token = alice.hold("a/x", session);
     assert_eq!(part(&sign(&alice, "a/x", token), 1)["sub"], "alice");
     for body in

@@ -12,6 +12,41 @@ use tokio::sync::oneshot;
 
 use super::client::{Client, RespConnection, soon};
 
+/// How long a server waits for its clients, unless a test says otherwise: a busy machine must not lose the connection of a test that
+/// is slow to send or to read.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Raises the times that have their usual values.
+fn patient(mut bounds: Bounds) -> Bounds {
+    let usual = Bounds::default();
+    let times = [
+        (&mut bounds.greeting, usual.greeting),
+        (&mut bounds.command, usual.command),
+        (&mut bounds.stall, usual.stall),
+    ];
+    raise(times);
+    bounds
+}
+
+/// Does the same for HTTP.
+fn patient_http(mut bounds: HttpBounds) -> HttpBounds {
+    let usual = HttpBounds::default();
+    let times = [
+        (&mut bounds.head, usual.head),
+        (&mut bounds.body, usual.body),
+        (&mut bounds.stall, usual.stall),
+        (&mut bounds.answer, usual.answer),
+    ];
+    raise(times);
+    bounds
+}
+
+fn raise<const COUNT: usize>(times: [(&mut Duration, Duration); COUNT]) {
+    for (time, _) in times.into_iter().filter(|(time, usual)| **time == *usual) {
+        *time = PATIENCE;
+    }
+}
+
 pub(crate) struct TestServer {
     http: SocketAddr,
     resp: SocketAddr,
@@ -33,13 +68,7 @@ impl TestServer {
     pub(crate) fn of(users: Users) -> TestServer {
         let dir = tempfile::tempdir().expect("a folder");
         let signer = Some(Signer::new(dir.path()));
-        // A slow test must not lose a connection on which it never logs in.
-        let bounds = Bounds { greeting: Duration::from_secs(600), ..Bounds::default() };
-        TestServer::start(
-            dir,
-            Config { users: Some(users), signer, bounds, ..Config::default() },
-            HttpBounds::default(),
-        )
+        TestServer::start(dir, Config { users: Some(users), signer, ..Config::default() }, HttpBounds::default())
     }
 
     /// Starts a server that signs tokens.
@@ -70,12 +99,14 @@ impl TestServer {
         let (resp_at, http_at) = (resp.local_addr().expect("bound"), http.local_addr().expect("bound"));
         resp.set_nonblocking(true).expect("a socket that does not block");
         let (stop, stopped) = oneshot::channel::<()>();
-        let config = Config { data_dir: dir.path().to_owned(), ..config };
+        let (http_bounds, bounds) = (patient_http(bounds), patient(config.bounds.clone()));
+        let config = Config { data_dir: dir.path().to_owned(), bounds, ..config };
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             tokio::task::LocalSet::new().block_on(&runtime, async move {
                 let resp = tokio::net::TcpListener::from_std(resp).expect("a listener");
-                let listeners = Listeners { resp, http: Some(Http { bounds, ..Http::new(http) }), peers: None };
+                let listeners =
+                    Listeners { resp, http: Some(Http { bounds: http_bounds, ..Http::new(http) }), peers: None };
                 tokio::select! {
                     ended = serve(config, listeners) => panic!("the service ended: {ended:?}"),
                     _ = stopped => {}
@@ -91,12 +122,14 @@ impl TestServer {
     /// Waits until the server is ready. Before that, it must say that it is not.
     fn await_readiness(&self) {
         let client = self.client();
-        loop {
-            match client.get("/readyz") {
-                ready if ready.status == 200 => return,
-                not_yet => assert_eq!(not_yet.code(), "NOTREADY"),
+        soon("it is ready", || {
+            assert!(self.thread.as_ref().is_some_and(|thread| !thread.is_finished()), "the service ended");
+            let answer = client.try_get("/readyz")?;
+            if answer.status != 200 {
+                assert_eq!(answer.code(), "NOTREADY");
             }
-        }
+            (answer.status == 200).then_some(())
+        });
     }
 
     pub(crate) fn client(&self) -> Client {

@@ -10,8 +10,8 @@ fn until(events: &mut impl Iterator<Item = Value>, what: &str) -> Value {
     events.find(|event| event["event"] == what).expect("it happens")
 }
 
-fn waiter(server: &TestServer, lock: &str, wait_ms: u64) -> Raw {
-    let ask = json!({ "locks": [lock], "ttl_ms": 500, "wait_ms": wait_ms });
+fn waiter(server: &TestServer, lock: &str, ttl_ms: u64, wait_ms: u64) -> Raw {
+    let ask = json!({ "locks": [lock], "ttl_ms": ttl_ms, "wait_ms": wait_ms });
     Raw::post(server.address(), "/v1/locks/acquire", &ask)
 }
 
@@ -25,8 +25,8 @@ fn a_waiter_is_granted_when_the_holder_releases() {
     let server = TestServer::new();
     let client = server.client();
     let mut events = events(server.address(), "a");
-    let token = client.hold("a", client.open(9000));
-    let waiter = waiter(&server, "a", 15_000);
+    let token = client.hold("a", client.open(3_600_000));
+    let waiter = waiter(&server, "a", 3_600_000, 3_600_000);
     until(&mut events, "queued");
     client.release("a", token);
     let granted = waiter.answer().good();
@@ -38,14 +38,14 @@ fn a_waiter_is_granted_when_the_holder_releases() {
 fn a_session_that_is_made_for_a_wait_outlives_its_ttl_while_it_waits() {
     let server = TestServer::new();
     let client = server.client();
-    let session = client.open(60_000);
+    let session = client.open(3_600_000);
     let token = client.hold("a", session);
     let mut events = events(server.address(), "a");
-    let patient = waiter(&server, "a", 15_000);
+    let patient = waiter(&server, "a", 500, 3_600_000);
     until(&mut events, "queued");
     // Two waits of longer than the first one's TTL, one after the other.
     for _ in 0..2 {
-        assert_eq!(waiter(&server, "a", 400).answer().code(), "BUSY");
+        assert_eq!(waiter(&server, "a", 500, 400).answer().code(), "BUSY");
     }
     client.release("a", token);
     patient.answer().good();
@@ -55,11 +55,11 @@ fn a_session_that_is_made_for_a_wait_outlives_its_ttl_while_it_waits() {
 fn a_wait_that_is_over_leaves_nothing_behind() {
     let server = TestServer::new();
     let client = server.client();
-    let session = client.open(60_000);
+    let session = client.open(3_600_000);
     let token = client.hold("a", session);
-    let other = client.open(60_000);
+    let other = client.open(3_600_000);
     let ask = json!({ "locks": ["a"], "session": other, "wait_ms": 50 });
-    for ask in [ask, json!({ "locks": ["a"], "ttl_ms": 9000, "wait_ms": 50 })] {
+    for ask in [ask, json!({ "locks": ["a"], "ttl_ms": 3_600_000, "wait_ms": 50 })] {
         assert_eq!(client.post("/v1/locks/acquire", &ask).code(), "BUSY");
         assert_eq!(client.show("a")["waiters"], json!([]));
     }
@@ -72,12 +72,12 @@ fn a_client_that_goes_away_leaves_the_queue() {
     let server = TestServer::new();
     let client = server.client();
     let mut events = events(server.address(), "a");
-    let token = client.hold("a", client.open(60_000));
-    let other = client.open(60_000);
+    let token = client.hold("a", client.open(3_600_000));
+    let other = client.open(3_600_000);
     let asks = [
-        json!({ "locks": ["a"], "session": other, "wait_ms": 60_000 }),
-        json!({ "locks": ["a"], "ttl_ms": 60_000, "wait_ms": 60_000 }),
-        json!({ "locks": ["a"], "session": other, "wait_ms": 60_000, "request": 1 }),
+        json!({ "locks": ["a"], "session": other, "wait_ms": 3_600_000 }),
+        json!({ "locks": ["a"], "ttl_ms": 3_600_000, "wait_ms": 3_600_000 }),
+        json!({ "locks": ["a"], "session": other, "wait_ms": 3_600_000, "request": 1 }),
     ];
     for ask in asks {
         let waiter = Raw::post(server.address(), "/v1/locks/acquire", &ask);
@@ -94,11 +94,11 @@ fn a_client_that_goes_away_leaves_the_queue() {
 fn a_client_that_goes_away_at_any_moment_has_its_answer_or_holds_nothing() {
     let server = TestServer::new();
     let client = server.client();
-    let (session, other) = (client.open(60_000), client.open(60_000));
+    let (session, other) = (client.open(3_600_000), client.open(3_600_000));
     let mut events = events(server.address(), "a");
     for round in 0..60 {
         let token = client.hold("a", session);
-        let ask = json!({ "locks": ["a"], "session": other, "wait_ms": 60_000 });
+        let ask = json!({ "locks": ["a"], "session": other, "wait_ms": 3_600_000 });
         let waiter = Raw::post(server.address(), "/v1/locks/acquire", &ask);
         until(&mut events, "queued");
         // Both at once: either may come first.
@@ -125,9 +125,9 @@ fn a_numbered_wait_is_cancelled_by_its_number() {
     let server = TestServer::new();
     let client = server.client();
     let mut events = events(server.address(), "a");
-    let token = client.hold("a", client.open(60_000));
-    let session = client.open(60_000);
-    let ask = json!({ "locks": ["a"], "session": session, "wait_ms": 60_000, "request": 7 });
+    let token = client.hold("a", client.open(3_600_000));
+    let session = client.open(3_600_000);
+    let ask = json!({ "locks": ["a"], "session": session, "wait_ms": 3_600_000, "request": 7 });
     let waiter = Raw::post(server.address(), "/v1/locks/acquire", &ask);
     until(&mut events, "queued");
     let cancel = json!({ "session": session, "request": 7 });
@@ -146,8 +146,8 @@ fn a_repeat_takes_over_the_wait_of_the_first() {
     let server = TestServer::new();
     let client = server.client();
     let mut events = events(server.address(), "a");
-    let token = client.hold("a", client.open(60_000));
-    let ask = json!({ "locks": ["a"], "session": client.open(60_000), "wait_ms": 60_000, "request": 1 });
+    let token = client.hold("a", client.open(3_600_000));
+    let ask = json!({ "locks": ["a"], "session": client.open(3_600_000), "wait_ms": 3_600_000, "request": 1 });
     let first = Raw::post(server.address(), "/v1/locks/acquire", &ask);
     until(&mut events, "queued");
     let repeat = Raw::post(server.address(), "/v1/locks/acquire", &ask);
@@ -162,9 +162,9 @@ fn a_waiter_whose_session_ends_is_answered_at_once() {
     let server = TestServer::new();
     let client = server.client();
     let mut events = events(server.address(), "a");
-    client.hold("a", client.open(60_000));
-    let session = client.open(60_000);
-    let ask = json!({ "locks": ["a"], "session": session, "wait_ms": 60_000 });
+    client.hold("a", client.open(3_600_000));
+    let session = client.open(3_600_000);
+    let ask = json!({ "locks": ["a"], "session": session, "wait_ms": 3_600_000 });
     let waiter = Raw::post(server.address(), "/v1/locks/acquire", &ask);
     until(&mut events, "queued");
     client.delete(&format!("/v1/sessions/{session}")).good();
@@ -176,10 +176,10 @@ fn waiters_are_granted_in_order() {
     let server = TestServer::new();
     let client = server.client();
     let mut events = events(server.address(), "a");
-    let mut token = client.hold("a", client.open(60_000));
+    let mut token = client.hold("a", client.open(3_600_000));
     let waiters: Vec<_> = (0..5)
         .map(|_| {
-            let ask = json!({ "locks": ["a"], "ttl_ms": 60_000, "wait_ms": 60_000 });
+            let ask = json!({ "locks": ["a"], "ttl_ms": 3_600_000, "wait_ms": 3_600_000 });
             let waiter = Raw::post(server.address(), "/v1/locks/acquire", &ask);
             until(&mut events, "queued");
             waiter
@@ -195,9 +195,9 @@ fn waiters_are_granted_in_order() {
 fn a_session_does_not_wait_for_itself() {
     let server = TestServer::new();
     let client = server.client();
-    let session = client.open(60_000);
+    let session = client.open(3_600_000);
     let token = client.hold("a", session);
-    let ask = json!({ "locks": ["a"], "session": session, "wait_ms": 60_000 });
+    let ask = json!({ "locks": ["a"], "session": session, "wait_ms": 3_600_000 });
     assert_eq!(client.post("/v1/locks/acquire", &ask).code(), "HELD");
     let shown = client.show("a");
     assert_eq!((&shown["holders"][0]["token"], &shown["waiters"]), (&json!(token), &json!([])));

@@ -13,7 +13,7 @@ fn a_watcher_sees_what_happens_to_its_locks_and_nothing_else() {
     let server = TestServer::new();
     let client = server.client();
     let mut events = events(server.address(), "mine/");
-    let session = client.open(9000);
+    let session = client.open(600_000);
     client.hold("yours/1", session);
     let token = client.hold("mine/1", session);
     client.release("mine/1", token);
@@ -43,7 +43,7 @@ fn a_watcher_that_does_not_read_gets_the_number_of_missed_events_and_blocks_no_c
     let server = TestServer::with(HttpBounds { backlog: 16, ..HttpBounds::default() });
     let client = server.client();
     let mut slow = events(server.address(), "noise/");
-    let session = client.open(60_000);
+    let session = client.open(3_600_000);
     // Long names fill the buffers of the sockets sooner.
     let locks: Vec<_> = (0..60).map(|number| format!("noise/{number}/{}", "x".repeat(480))).collect();
     let mut rounds = 0u64;

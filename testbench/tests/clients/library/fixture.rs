@@ -1,14 +1,34 @@
 //! Clients of one `memory:` namespace, some of them with injected faults.
 
 use std::future::Future;
+use std::time::Duration;
 
 use palisade::engine::Engine;
 use palisade::engine::memory::{Config, Memory};
-use palisade::{Options, Palisade, SessionId};
+use palisade::{BootInstant, LockGuard, Loss, Options, Palisade, SessionId};
 use palisade_testbench::bounded;
 pub(crate) use palisade_testbench::bounded::BOUND;
 use palisade_testbench::faulty_engine::EngineFaults;
-use palisade_testbench::fixture::{self, unused_name};
+use palisade_testbench::fixture::{self, retryable, unused_name};
+
+/// The TTL of a session that ends during its test. It outlives a standstill of ten seconds at any moment before that.
+pub(crate) const SHORT_TTL: Duration = Duration::from_secs(18);
+/// The TTL of a session whose test may begin again with the next one: a standstill may end it at any moment.
+pub(crate) const SHORTEST_TTL: Duration = Duration::from_secs(1);
+
+/// Returns until when a lock was certainly held whose session was not kept alive. A client that notices that a second late takes its
+/// process for paused. `None` for another loss.
+pub(crate) fn not_kept_alive(loss: &Loss) -> Option<BootInstant> {
+    match loss {
+        Loss::Unreachable { safe_until, .. } | Loss::Paused { safe_until, .. } => Some(*safe_until),
+        _ => None,
+    }
+}
+
+/// Takes a lock with a session that may end at any moment.
+pub(crate) async fn take(client: &Palisade, name: &str) -> LockGuard {
+    bounded::until_some("the lock is granted", async || retryable(client.lock(name).acquire().await)).await
+}
 
 /// Checks a promise on a runtime with one thread.
 pub(crate) fn check(promise: impl Future<Output = ()>) {

@@ -3,17 +3,15 @@
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::join;
 use palisade::{BootInstant, Loss, Options, Standing};
 use palisade_testbench::bounded::until;
 use palisade_testbench::faulty_engine::{Act, Call, Cut, EngineFaults};
 
-use super::fixture::{Fixture, check};
-
-/// Long enough that a busy machine does not look like a cut connection, short enough to wait for.
-const TTL: Duration = Duration::from_millis(1200);
+use super::fixture::{Fixture, SHORT_TTL, check, not_kept_alive};
 
 fn short() -> Options {
-    Options::new().ttl(TTL)
+    Options::new().ttl(SHORT_TTL)
 }
 
 /// Fault 14. Blocking is the fault itself, so this test sleeps.
@@ -25,7 +23,7 @@ fn an_application_that_blocks_its_runtime_for_three_ttls_keeps_its_lock() {
         let guard = client.lock("lock").acquire().await.expect("it is free");
         let token = guard.token().expect("it is held");
         let before = faults.begun(Call::KeepAlive);
-        std::thread::sleep(3 * TTL);
+        std::thread::sleep(3 * SHORT_TTL);
         assert_eq!(guard.token().expect("it is still held"), token);
         assert!(faults.begun(Call::KeepAlive) > before + 2);
         assert!(fixture.is_held_with("lock", token).await);
@@ -36,19 +34,20 @@ fn an_application_that_blocks_its_runtime_for_three_ttls_keeps_its_lock() {
 /// Fault 12.
 #[test]
 fn one_failed_keep_alive_is_no_loss() {
-    check(async {
+    let fails_once = async |act: Act| {
         let (fixture, faults) = (Fixture::new(), EngineFaults::default());
         let client = fixture.faulty_client_with(&faults, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
-        for act in [Act::Fail, Act::LoseAnswer] {
-            let before = (faults.begun(Call::KeepAlive), guard.safe_until());
-            faults.next(Call::KeepAlive, act);
-            faults.until_begun(Call::KeepAlive, before.0 + 3).await;
-            guard.token().expect("it is held");
-            assert!(guard.safe_until() > before.1);
-            assert_eq!(guard.lost().now_or_never(), None);
-        }
+        let before = (faults.begun(Call::KeepAlive), guard.safe_until());
+        faults.next(Call::KeepAlive, act);
+        faults.until_begun(Call::KeepAlive, before.0 + 3).await;
+        guard.token().expect("it is held");
+        assert!(guard.safe_until() > before.1);
+        assert_eq!(guard.lost().now_or_never(), None);
         assert_eq!(faults.begun(Call::OpenSession), 1);
+    };
+    check(async {
+        join(fails_once(Act::Fail), fails_once(Act::LoseAnswer)).await;
     });
 }
 
@@ -76,7 +75,7 @@ fn a_keep_alive_without_an_answer_is_followed_by_another() {
 fn a_lock_is_not_delivered_in_jeopardy() {
     check(async {
         let (fixture, faults) = (Fixture::new(), EngineFaults::default());
-        let client = fixture.faulty_client_with(&faults, Options::new().ttl(Duration::from_secs(9))).await;
+        let client = fixture.faulty_client_with(&faults, Options::new().ttl(Duration::from_secs(30))).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         faults.always(Call::KeepAlive, Act::Fail);
         assert!(matches!(guard.jeopardy().await, Standing::Jeopardy { .. }));
@@ -96,43 +95,52 @@ fn a_lock_is_not_delivered_in_jeopardy() {
 /// Fault 13 and promise 5.
 #[test]
 fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_the_engine_ends_its_session() {
-    for cut in [Cut::Failing, Cut::Silent] {
-        check(async {
-            let (fixture, faults) = (Fixture::new(), EngineFaults::default());
-            let client = fixture.faulty_client_with(&faults, short()).await;
-            let guard = client.lock("lock").acquire().await.expect("it is free");
-            let token = guard.token().expect("it is held");
-            let other = fixture.client().await;
-            let blocker = other.lock("blocked").acquire().await.expect("it is free");
-            let waiter = tokio::spawn(client.lock("blocked").acquire());
-            fixture.until_queued("blocked", 1).await;
-            faults.cut(cut);
+    let cut_off = async |cut: Cut| {
+        let (fixture, faults) = (Fixture::new(), EngineFaults::default());
+        // The session is in jeopardy for ten seconds.
+        let client = fixture.faulty_client_with(&faults, Options::new().ttl(Duration::from_secs(30))).await;
+        let guard = client.lock("lock").acquire().await.expect("it is free");
+        let token = guard.token().expect("it is held");
+        let other = fixture.client().await;
+        let blocker = other.lock("blocked").acquire().await.expect("it is free");
+        let waiter = tokio::spawn(client.lock("blocked").acquire());
+        fixture.until_queued("blocked", 1).await;
+        faults.cut(cut);
 
-            let Standing::Jeopardy { safe_until } = guard.jeopardy().await else { panic!("jeopardy comes first") };
-            assert_eq!(guard.token().expect("it is certainly held yet"), token);
-            let lock = other.inspect("lock").await.expect("an answer").expect("the session lives");
-            let left = lock.holders[0].time_left_ms.expect("this engine knows");
-            let ends_at = BootInstant::now() + Duration::from_millis(left + 1);
+        let safe_until = match guard.jeopardy().await {
+            // The machine may stand still until the loss.
+            Standing::Jeopardy { safe_until } | Standing::Lost(Loss::Paused { safe_until, .. }) => safe_until,
+            other => panic!("jeopardy comes first: {other:?}"),
+        };
+        let (held, lock) = (guard.token(), other.inspect("lock").await.expect("an answer"));
+        let now = BootInstant::now();
+        if now < safe_until {
+            assert_eq!(held.expect("it is certainly held yet"), token);
+            let left = lock.expect("the session lives").holders[0].time_left_ms.expect("this engine knows");
+            let ends_at = now + Duration::from_millis(left + 1);
             assert!(safe_until < ends_at, "the engine could end the session before its client knows");
+        }
 
-            assert_eq!(guard.lost().await, Loss::Unreachable { safe_until });
-            assert!(safe_until.has_passed());
-            let error = guard.token().expect_err("it is lost");
-            assert_eq!(error.loss(), Some(&Loss::Unreachable { safe_until }));
-            guard.ensure(Duration::ZERO).expect_err("it is lost");
-            let error = waiter.await.expect("no panic").expect_err("it waits on a session that is lost");
-            assert_eq!(error.loss(), Some(&Loss::Unreachable { safe_until }));
-            assert!(error.is_retryable() && !error.may_have_taken_effect());
+        assert_eq!(not_kept_alive(&guard.lost().await), Some(safe_until));
+        assert!(safe_until.has_passed());
+        let error = guard.token().expect_err("it is lost");
+        assert_eq!(error.loss().and_then(not_kept_alive), Some(safe_until));
+        guard.ensure(Duration::ZERO).expect_err("it is lost");
+        let error = waiter.await.expect("no panic").expect_err("it waits on a session that is lost");
+        assert_eq!(error.loss().and_then(not_kept_alive), Some(safe_until));
+        assert!(error.is_retryable() && !error.may_have_taken_effect());
 
-            faults.mend();
-            let again = client.lock("lock").acquire().await.expect("the client recovers");
-            assert!(again.token().expect("it is held") > token);
-            assert_ne!(again.session(), guard.session());
-            assert_eq!(guard.lost().await, Loss::Unreachable { safe_until });
-            drop(blocker);
-            fixture.nothing_is_left("blocked").await;
-        });
-    }
+        faults.mend();
+        let again = client.lock("lock").acquire().await.expect("the client recovers");
+        assert!(again.token().expect("it is held") > token);
+        assert_ne!(again.session(), guard.session());
+        assert_eq!(not_kept_alive(&guard.lost().await), Some(safe_until));
+        drop(blocker);
+        fixture.nothing_is_left("blocked").await;
+    };
+    check(async {
+        join(cut_off(Cut::Failing), cut_off(Cut::Silent)).await;
+    });
 }
 
 /// The lease counts from before the request was sent, so never from later than its arrival at the engine.
@@ -148,10 +156,10 @@ fn a_deadline_is_counted_from_before_the_keep_alive_was_sent() {
             gate.reached().await;
             let arrived_at = BootInstant::now();
             // A slow reply does not lengthen the lease.
-            tokio::time::sleep(TTL / 20).await;
+            tokio::time::sleep(SHORT_TTL / 20).await;
             gate.open();
             let safe_until = guard.renewed(before).await;
-            assert!(safe_until <= arrived_at + TTL, "counted from the answer: {safe_until}, {arrived_at}");
+            assert!(safe_until <= arrived_at + SHORT_TTL, "counted from the answer: {safe_until}, {arrived_at}");
         }
     });
 }
@@ -161,7 +169,7 @@ fn a_deadline_is_counted_from_before_the_keep_alive_was_sent() {
 fn the_drift_is_subtracted_at_the_beginning_and_at_every_renewal() {
     check(async {
         let (fixture, faults) = (Fixture::new(), EngineFaults::default());
-        let ttl = 5 * TTL;
+        let ttl = Duration::from_secs(60);
         let client = fixture.faulty_client_with(&faults, Options::new().ttl(ttl).drift_per_mille(500)).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         let opened_at = faults.opened_at()[0];
@@ -183,13 +191,15 @@ fn a_client_that_was_paused_learns_of_it() {
         let (fixture, faults) = (Fixture::new(), EngineFaults::default());
         let client = fixture.faulty_client_with(&faults, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
-        faults.next(Call::KeepAlive, Act::Stop(3 * TTL));
+        // It was to run again a third of its TTL after the keep-alive.
+        faults.next(Call::KeepAlive, Act::Stop(SHORT_TTL * 4 / 3));
         let Loss::Paused { time, safe_until } = guard.lost().await else {
             panic!("it was paused: {:?}", guard.lost().await)
         };
-        assert!(time >= 2 * TTL && safe_until.has_passed(), "{time:?}");
+        assert!(time >= SHORT_TTL * 2 / 3 && safe_until.has_passed(), "{time:?}");
         let error = guard.token().expect_err("it is lost");
-        assert!(error.to_string().contains("this process was paused for 3."), "{error}");
+        let Some(Loss::Paused { time, .. }) = error.loss() else { panic!("it was paused: {error}") };
+        assert!(error.to_string().contains(&format!("was paused for {:.1} s", time.as_secs_f64())), "{error}");
         client.lock("lock").acquire().await.expect("the client recovers");
     });
 }
@@ -213,7 +223,7 @@ fn requests_made_while_there_is_no_session_wait_for_the_next_one() {
 fn a_client_that_is_closed_while_it_has_no_session_opens_none() {
     check(async {
         let (fixture, faults) = (Fixture::new(), EngineFaults::default());
-        let client = fixture.faulty_client_with(&faults, short()).await;
+        let client = fixture.faulty_client(&faults).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         faults.always(Call::OpenSession, Act::Fail);
         fixture.end_session(guard.session()).await;

@@ -4,7 +4,9 @@ use std::ffi::OsStr;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Instant;
 
+use palisade_testbench::bounded::BOUND;
 use palisade_testbench::worker_process::WorkerProcess;
 use tempfile::TempDir;
 
@@ -49,13 +51,26 @@ impl Worker {
         Worker(WorkerProcess::spawn(command).expect("a worker can be started"))
     }
 
+    /// Connects. The file may be busy for so long that an attempt is given up.
     pub(crate) fn connect(&mut self, place: &TempStore, ttl_ms: u64) {
-        assert_eq!(self.ask(&format!("connect {} {ttl_ms}", place.url())), "connected");
+        let reply = self.ask_again(&format!("connect {} {ttl_ms}", place.url()));
+        assert_eq!(reply, "connected");
     }
 
-    /// The token of a lock that it waits for.
+    /// The token of a lock that it waits for. The session may end before the lock is granted, if the machine stands still.
     pub(crate) fn acquire(&mut self, name: &str) -> u64 {
-        token(&self.ask(&format!("acquire {name}")))
+        token(&self.ask_again(&format!("acquire {name}")))
+    }
+
+    /// Repeats a command while it fails.
+    fn ask_again(&mut self, command: &str) -> String {
+        let began = Instant::now();
+        loop {
+            let reply = self.ask(command);
+            if !reply.starts_with("error ") || began.elapsed() > BOUND {
+                return reply;
+            }
+        }
     }
 }
 

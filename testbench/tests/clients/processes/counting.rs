@@ -10,7 +10,7 @@ use super::actors::{TempStore, Worker};
 
 const PROCESSES: usize = 50;
 const TIMES: usize = 200;
-const TTL_MS: u64 = 2_000;
+const TTL_MS: u64 = 6_000;
 
 /// The fault of a worker, and the count at which it happens.
 #[derive(Clone, Copy, PartialEq)]

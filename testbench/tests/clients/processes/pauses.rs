@@ -4,10 +4,10 @@ use palisade_testbench::bounded::block_until;
 
 use super::actors::{TempStore, Worker};
 
-/// The TTL of sessions that must end, in milliseconds.
-const SHORT_TTL: u64 = 1_000;
+/// The TTL of sessions that must end, in milliseconds. They outlive a standstill of ten seconds before their processes are stopped.
+const SHORT_TTL: u64 = 18_000;
 /// The TTL of sessions that must not end.
-const LONG_TTL: u64 = 60_000;
+const LONG_TTL: u64 = 3_600_000;
 
 #[test]
 fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {

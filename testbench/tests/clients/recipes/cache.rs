@@ -9,7 +9,8 @@ use std::time::Duration;
 use palisade::recipe::cache::{BoxError, Cache, CacheStore, Cached, Memory};
 use palisade::recipe::store::Redis;
 use palisade::{Options, Palisade};
-use palisade_testbench::bounded::{BOUND, check_on_threads, until, within};
+use palisade_testbench::bounded::{BOUND, check_on_threads, until, until_some, within};
+use palisade_testbench::fixture::retryable;
 use palisade_testbench::servers;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -144,7 +145,8 @@ fn an_engine_that_is_gone_keeps_no_value_back() {
         let service = service.unwrap_or_else(|absent| panic!("{absent}"));
         let options = Options::new().ttl(Duration::from_secs(1));
         let palisade = options.connect(&format!("palisade://{}", service.address)).await.expect("a client");
-        let held = palisade.lock("held").acquire().await.expect("it is free");
+        // A standstill of the machine may end that session at any moment.
+        let held = until_some("it is granted", async || retryable(palisade.lock("held").acquire().await)).await;
         let cache = Cache::new(palisade, Memory::default()).fresh(Duration::ZERO).stale(HOUR);
         let one = || async { Ok::<_, io::Error>(1) };
         assert_eq!(cache.get("home", one).await.expect("a value"), 1);

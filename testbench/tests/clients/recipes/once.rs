@@ -10,7 +10,7 @@ use palisade::recipe::once::{
 };
 use palisade::recipe::store::{Mysql, Postgres, Redis, Sqlite};
 use palisade::{ErrorKind, Misuse, Palisade, Token};
-use palisade_testbench::bounded::{BOUND, check_on_threads, until};
+use palisade_testbench::bounded::{BOUND, check_many, check_on_threads, until};
 use palisade_testbench::fixture::unused_name;
 use palisade_testbench::servers;
 use proptest::prelude::*;
@@ -19,6 +19,9 @@ use tokio::sync::oneshot;
 
 /// The work's own error type.
 type Never = io::Error;
+
+/// The random histories that each store is compared with.
+const CASES: u32 = 48;
 
 async fn locks() -> Palisade {
     palisade::connect("memory:").await.expect("an engine")
@@ -76,7 +79,8 @@ macro_rules! on_store {
 
             #[test]
             fn the_store_follows_the_rules() {
-                check_on_threads(BOUND, async {
+                // A case writes and flushes up to two dozen times.
+                check_many(CASES, Duration::from_secs(10), async {
                     let (store, _kept) = $open.await;
                     follows_the_rules(&store).await;
                 });
@@ -253,7 +257,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 async fn follows_the_rules(store: &impl OnceStore) {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let requests = [None, Some(b"x".to_vec()), Some(b"y".to_vec())];
-    for case in 0..48 {
+    for case in 0..CASES {
         let ops = ops().new_tree(&mut runner).expect("a case").current();
         let mut model = [const { None::<Record> }; 2];
         for op in &ops {

@@ -198,7 +198,7 @@ async fn a_paused_worker_is_refused_after_its_job_was_delivered_again<S: TestSto
 }
 
 async fn the_job_of_a_worker_that_died_is_delivered_again_with_a_higher_token<S: TestStore>(store: S, _: &Database) {
-    let queue = queue(&store).visibility(Duration::from_millis(50));
+    let queue = queue(&store).visibility(Duration::from_millis(500));
     queue.push("a", "1").await.expect("it is pushed");
     let first = take(&queue).await.token();
     // The visibility passes by the store's clock.

@@ -1,7 +1,6 @@
 //! Uses that Consul's limits and other programs make difficult.
 
 use std::net::TcpStream;
-use std::time::Duration;
 
 use futures_util::future::join_all;
 use palisade::Options;
@@ -156,7 +155,7 @@ fn two_prefixes_are_two_sets_of_locks() {
 fn a_late_copy_of_an_acquire_creates_no_claim() {
     check(async {
         let fixture = Fixture::shared();
-        let (client, other) = (fixture.through_proxy(Duration::from_secs(60)).await, fixture.client(LONG_TTL).await);
+        let (client, other) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let held = take(&other, "held").await;
         // There are idle connections for both requests.
         let [first, second] = [taking(&client, "first"), taking(&client, "second")];
@@ -189,7 +188,7 @@ fn a_late_copy_of_an_acquire_creates_no_claim() {
 fn a_server_that_dies_during_an_acquire_and_a_release_loses_neither() {
     check(async {
         let mut fixture = Fixture::alone();
-        let client = fixture.through_proxy(Duration::from_secs(60)).await;
+        let client = fixture.through_proxy(LONG_TTL).await;
         let first = take(&client, "released").await;
         let before = token(&first);
         for round in 0..2 {

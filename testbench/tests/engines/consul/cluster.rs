@@ -1,13 +1,17 @@
 //! Three servers: a session and the agent that it was opened at.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use palisade::Options;
-use palisade_testbench::bounded::until;
+use palisade_testbench::bounded::{until, until_some};
+use palisade_testbench::conformance::stalls::give_back;
 use palisade_testbench::coordination::Store;
 use palisade_testbench::servers::ConsulCluster;
 
-use super::fixture::check;
+use super::fixture::{LONG_TTL, check, inspect};
+
+/// How long a client that connects waits for a leader. An election on a busy machine may take longer.
+const ELECTION: Duration = Duration::from_secs(15);
 
 /// A server without a leader leaves requests unanswered for longer than a client waits.
 #[test]
@@ -40,11 +44,11 @@ fn a_session_survives_the_agent_that_it_was_opened_at() {
     check(async {
         let folder = tempfile::tempdir().expect("a folder");
         let mut cluster = ConsulCluster::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
-        let leader = cluster.leader().expect("a leader");
+        let leader = until_some("a leader", async || cluster.leader()).await;
         let first = (0..3).find(|member| *member != leader).expect("there are three");
         cluster.members.swap(0, first);
         let url = ConsulCluster::url(&cluster.addresses(), "palisade");
-        let client = Options::new().ttl(Duration::from_secs(60)).connect(&url).await.expect("a client");
+        let client = Options::new().ttl(LONG_TTL).connect(&url).await.expect("a client");
         let held = client.lock("lock").acquire().await.expect("it is free");
         cluster.members[0].kill();
         let is_critical = async || {
@@ -54,7 +58,7 @@ fn a_session_survives_the_agent_that_it_was_opened_at() {
         until("the node's check fails", is_critical).await;
         client.lock("another").acquire().await.expect("another agent answers");
         held.token().expect("it is held");
-        let seen = client.inspect("lock").await.expect("an answer").expect("it is held");
+        let seen = inspect(&client, "lock").await.expect("it is held");
         assert_eq!(seen.holders[0].token, held.token().expect("it is held"));
     });
 }
@@ -65,13 +69,19 @@ fn a_client_connects_although_the_leader_has_just_died() {
     check(async {
         let folder = tempfile::tempdir().expect("a folder");
         let mut cluster = ConsulCluster::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
-        let leader = cluster.leader().expect("a leader");
+        let leader = until_some("a leader", async || cluster.leader()).await;
         let addresses: Vec<_> = (0..3).filter(|member| *member != leader).map(|at| cluster.addresses()[at]).collect();
         cluster.members[leader].kill();
         for addresses in [&addresses[..1], &addresses[1..], &addresses[..]] {
-            let client = Options::new().connect(&ConsulCluster::url(addresses, "palisade")).await.expect("a client");
+            let url = ConsulCluster::url(addresses, "palisade");
+            let connect = async || {
+                let began = Instant::now();
+                let connected = Options::new().connect(&url).await;
+                connected.inspect_err(|error| assert!(began.elapsed() >= ELECTION, "it did not wait: {error}")).ok()
+            };
+            let client = until_some("a client", connect).await;
             let held = client.lock("lock").acquire().await.expect("its turn comes");
-            held.release().await.expect("it is held");
+            give_back(&held).await;
         }
     });
 }

@@ -78,13 +78,13 @@ fn a_hand_over_wakes_one_waiter_only() {
 fn a_keep_alive_and_a_close_cost_the_same_with_many_locks() {
     check(async {
         let fixture = Fixture::shared();
-        let client = fixture.through_proxy(Duration::from_secs(3)).await;
+        let client = fixture.through_proxy(Duration::from_secs(18)).await;
         let mut held = Vec::new();
         for number in 0..200 {
             held.push(take(&client, &format!("many/{number}")).await);
         }
         let before = fixture.requests().len();
-        until("the session is renewed", async || fixture.requests().len() > before + 2).await;
+        until("the session is renewed", async || fixture.requests().len() > before).await;
         let renewals = &fixture.requests()[before..];
         assert!(renewals.iter().all(|line| line.starts_with("PUT /v1/session/renew/")), "{renewals:?}");
         client.close().await.expect("closed");

@@ -52,7 +52,7 @@ fn a_claim_in_another_spelling_is_reported_with_its_key() {
             fixture.consul().ctl(&["kv", "put", &key, r#"{"label":"a copy","mode":"exclusive"}"#]);
             let error = client.force_release("lock", "a test").await.expect_err("a claim cannot be read");
             assert!(error.to_string().contains(&key), "{error}");
-            let acquired = client.lock("lock").acquire_within(std::time::Duration::from_secs(10)).await.map(drop);
+            let acquired = client.lock("lock").acquire_within(LONG_TTL).await.map(drop);
             let text = acquired.expect_err("a claim cannot be read").to_string();
             assert!(text.contains(&key) && text.contains("consul kv delete"), "{text}");
             fixture.consul().ctl(&["kv", "delete", &key]);

@@ -126,7 +126,7 @@ fn a_claim_in_another_spelling_is_reported_with_its_key() {
         for claim in ["1f-0", "0000000000001F-0", "000000000000001f-0", "0000000000001f-00", "0000000000001f-+1"] {
             let key = format!("{}/lock/lock\t{claim}", fixture.prefix);
             fixture.etcd().ctl(&["put", &key, EXCLUSIVE]);
-            let error = client.lock("lock").acquire_within(std::time::Duration::from_secs(10)).await.map(drop);
+            let error = client.lock("lock").acquire_within(LONG_TTL).await.map(drop);
             let text = error.expect_err("a claim cannot be read").to_string();
             assert!(text.contains(&format!("\\t{claim}'")) && text.contains("delete that key"), "{text}");
             let error = client.force_release("lock", "a test").await.expect_err("a claim cannot be read");

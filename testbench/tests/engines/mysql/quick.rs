@@ -8,8 +8,8 @@ use palisade::engine::Watched;
 use palisade_core::{Ending, Event};
 
 use super::fixture::{
-    Fixture, LONG_TTL, Server, check, client, install, take, taking, token, until, until_blocked, until_queued,
-    until_some,
+    Fixture, LONG_TTL, Server, check, client, install, retryable, take, taking, token, until, until_blocked,
+    until_queued, until_some,
 };
 use super::sessions::ask as first;
 use super::tables::{open, run};
@@ -235,7 +235,14 @@ fn a_watch_begins_when_what_was_under_way_is_done() {
             run(&mut under_way, if is_held { &take } else { &give_back }).await;
             assert_eq!(under_way.affected_rows(), 1, "{take}; {give_back}");
             let watches = bob.clone();
-            let watching = tokio::spawn(async move { watches.watch("").await.expect("a watch") });
+            let watching = tokio::spawn(async move {
+                // A call fails that waits for five seconds, and the machine may stand still for longer.
+                loop {
+                    if let Some(watch) = retryable(watches.watch("").await) {
+                        return watch;
+                    }
+                }
+            });
             let waits = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND info LIKE \
                  'SELECT%palisade_watched w WHERE%FOR UPDATE' AND time_ms > 20";
             until("the watch waits for the row", async || {

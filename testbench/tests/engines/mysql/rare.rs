@@ -4,7 +4,6 @@
 use std::cell::{Cell, RefCell};
 
 use palisade_cli::harness::wall_clock::WallClock;
-use palisade_core::Command;
 
 use super::fixture::{Fixture, Server};
 use super::functions::Functions;
@@ -38,12 +37,12 @@ fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
     server.run("SET GLOBAL innodb_flush_log_at_trx_commit = 0").expect("it is not killed");
     let fixture = Fixture::at(server.address, "jumping");
     check_cases(5, async |cases| {
-        let steps = Cell::new(0_u32);
+        let jumps = Cell::new(0_u32);
         compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), cases, async |pair| {
-            steps.set(steps.get() + 1);
-            if steps.get().is_multiple_of(11) {
+            if pair.steps.is_multiple_of(11) {
                 // Each time further, so that a lock-delay of an hour by that clock is over the next time.
-                jump_ahead(pair, &clock, steps.get() / 11).await;
+                jumps.set(jumps.get() + 1);
+                jump_ahead(pair, &clock, jumps.get()).await;
             }
         })
         .await;
@@ -51,15 +50,9 @@ fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
 }
 
 async fn jump_ahead(pair: &mut Pair<'_>, clock: &WallClock, days: u32) {
-    let withheld: Vec<_> = pair.machine.withheld().map(|(locks, token, _)| (locks[0].clone(), token)).collect();
     clock.jump(&format!("+{days}d")).expect("the time can be set");
     pair.store.sweep().await;
-    for (lock, token) in withheld {
-        drop(pair.machine.apply(Command::EndDelay { lock, token }));
-    }
-    for (session, _) in pair.sessions.clone() {
-        drop(pair.machine.apply(Command::ExpireSession { session }));
-    }
+    pair.expire_all();
     pair.compare().await;
     clock.jump("+0").expect("the time can be set");
     pair.compare().await;
@@ -78,10 +71,9 @@ fn the_database_does_what_the_rules_do_over_crashes() {
     let server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
     let fixture = Fixture::at(server.address, "crashing");
     check_cases(4, async |cases| {
-        let (server, steps) = (RefCell::new(server), Cell::new(0_u32));
+        let server = RefCell::new(server);
         compare_with_rules(Functions::of(&fixture).await, cases, async |pair| {
-            steps.set(steps.get() + 1);
-            if steps.get().is_multiple_of(19) {
+            if pair.steps.is_multiple_of(19) {
                 server.borrow_mut().kill();
                 server.borrow_mut().restart().unwrap_or_else(|absent| panic!("{absent}"));
                 pair.store.reconnect_all().await;

@@ -263,7 +263,7 @@ fn a_connection_with_a_clock_of_its_own_is_refused() {
     let fixture = Fixture::new();
     check(async {
         let mut store = fixture.store().await;
-        for shifted in ["2000000000", "UNIX_TIMESTAMP() + 5", "UNIX_TIMESTAMP() - 5"] {
+        for shifted in ["2000000000", "UNIX_TIMESTAMP() + 60", "UNIX_TIMESTAMP() - 60"] {
             run(&mut store, &format!("SET timestamp = {shifted}")).await;
             assert_eq!(refused(&mut store, "CALL palisade_sweep(1000)").await, 1644, "{shifted}");
             assert_eq!(refused(&mut store, "CALL palisade_acquire('lock', 30000, 'me')").await, 1644, "{shifted}");

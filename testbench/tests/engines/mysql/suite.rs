@@ -1,11 +1,13 @@
 //! The conformance suite on a real MariaDB.
 
+use std::sync::Arc;
+
 use futures_util::future::join_all;
 use palisade::engine::mysql::{Config, Mysql};
 use palisade::engine::{Engine, Failure};
 use palisade::{Error, Options, Palisade};
 use palisade_testbench::conformance::Subject;
-use palisade_testbench::servers::MariaDb;
+use palisade_testbench::servers::{LogsOnFailure, MariaDb};
 
 use super::fixture::{Fixture, check, until};
 use super::sessions::ask;
@@ -14,12 +16,18 @@ use super::sessions::ask;
 #[derive(Clone)]
 struct AtMariaDb {
     url: String,
+    _logs: Arc<LogsOnFailure>,
 }
 
 impl AtMariaDb {
     fn new() -> AtMariaDb {
         let server = MariaDb::shared().unwrap_or_else(|absent| panic!("{absent}"));
-        AtMariaDb { url: server.url() }
+        AtMariaDb::at(server.url())
+    }
+
+    fn at(url: String) -> AtMariaDb {
+        let server = MariaDb::shared().unwrap_or_else(|absent| panic!("{absent}"));
+        AtMariaDb { url, _logs: Arc::new(server.logs_on_failure()) }
     }
 }
 
@@ -34,6 +42,11 @@ impl Subject for AtMariaDb {
     async fn connect(&self, options: Options) -> Result<Palisade, Error> {
         options.connect(&self.url).await
     }
+
+    /// In another database.
+    fn alone(&self) -> AtMariaDb {
+        AtMariaDb::at(Fixture::new().url())
+    }
 }
 
 palisade_testbench::conformance!(at_mariadb, AtMariaDb::new());
@@ -47,7 +60,7 @@ fn a_dropped_engine_closes_its_connections() {
         let local = tokio::task::LocalSet::new();
         local
             .run_until(async {
-                let engine = AtMariaDb { url: fixture.url() }.engine().await.expect("an engine");
+                let engine = AtMariaDb::at(fixture.url()).engine().await.expect("an engine");
                 // Calls at the same time open further connections.
                 join_all((0..8).map(|_| engine.list(String::new()))).await;
                 drop(engine);

@@ -208,7 +208,7 @@ fn the_shell_and_the_library_share_locks() {
     check(async {
         let (mut shell, alice) = (fixture.store().await, fixture.client(LONG_TTL).await);
         let row: Option<(u64, u64, String)> =
-            shell.query_first("CALL palisade_acquire('orders/42', 30000, 'a shell')").await.expect("an answer");
+            shell.query_first("CALL palisade_acquire('orders/42', 3600000, 'a shell')").await.expect("an answer");
         let (first, ..) = row.expect("it is free");
         assert!(alice.lock("orders/42").try_acquire().await.expect("an answer").is_none());
         let label =
@@ -225,13 +225,13 @@ fn the_shell_and_the_library_share_locks() {
         assert!(token(&guard).get() > first);
         assert_eq!(ask(&mut shell, &release).await.as_deref(), Some("0"));
         let none: Option<Row> = shell
-            .query_first("CALL palisade_acquire_within('orders/42', 30000, 'a shell', 50)")
+            .query_first("CALL palisade_acquire_within('orders/42', 3600000, 'a shell', 50)")
             .await
             .expect("an answer");
         assert!(none.is_none());
         let mut other = client(&fixture.url()).await;
         let patient = tokio::spawn(async move {
-            let sql = "CALL palisade_acquire_within('orders/42', 30000, 'a shell', 60000)";
+            let sql = "CALL palisade_acquire_within('orders/42', 3600000, 'a shell', 3600000)";
             let row: Option<(u64, u64, String)> = other.query_first(sql).await.expect("an answer");
             row.expect("its turn comes").0
         });

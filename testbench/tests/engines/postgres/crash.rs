@@ -7,8 +7,8 @@ use futures_util::FutureExt;
 use palisade::ErrorKind;
 
 use super::fixture::{
-    Fixture, LONG_TTL, Server, check, holder, inspect, take, taken, taking, token, until, until_idle, until_queued,
-    until_some,
+    Fixture, LONG_TTL, Server, check, holder, inspect, retryable, take, taken, taking, token, until, until_idle,
+    until_queued, until_some,
 };
 
 /// Killed as by a power cut, and restarted in crash recovery: what was granted is held, by the same session, and tokens
@@ -79,8 +79,9 @@ fn a_waiter_keeps_its_place_over_a_restart() {
 fn a_store_that_has_lost_its_data_is_refused_by_name() {
     let fixture = Fixture::new();
     check(async {
+        // The holder is told when its session has not been renewed for its TTL. It may be lost before on a machine that stands still.
         let alice = fixture.client(Duration::from_secs(2)).await;
-        let held = take(&alice, "lock").await;
+        let held = until_some("a lock", async || retryable(alice.lock("lock").acquire().await)).await;
         fixture.lose_everything().await;
         fixture.cut_connections().await;
         let loss = held.lost().await;
@@ -143,10 +144,13 @@ fn a_connection_that_was_replaced_holds_only_what_the_store_confirms() {
 fn a_release_that_races_a_keep_alive_leaves_nothing() {
     let fixture = Fixture::new();
     check(async {
-        let (alice, bob) = (fixture.client(Duration::from_secs(5)).await, fixture.client(LONG_TTL).await);
+        const TTL: Duration = Duration::from_secs(18);
+        let (alice, bob) = (fixture.client(TTL).await, fixture.client(LONG_TTL).await);
         let kept = take(&alice, "kept").await;
         for _ in 0..2 {
             let mut renewed = pin!(kept.renewed(kept.safe_until()));
+            // The next keep-alive is due within a second.
+            tokio::time::sleep(TTL / 3 - Duration::from_secs(1)).await;
             for name in ["lock/1", "lock/2", "lock/3"].into_iter().cycle() {
                 take(&alice, name).await.release().await.expect("it is held");
                 if renewed.as_mut().now_or_never().is_some() {

@@ -5,10 +5,12 @@ use std::ops::Deref;
 
 use palisade_testbench::bounded::{self, BOUND};
 pub(crate) use palisade_testbench::bounded::{check_many, number_from_env, until, until_some};
+pub(crate) use palisade_testbench::conformance::stalls::{SHORT_TTL, give_back, is_not_kept_alive, jeopardy};
 pub(crate) use palisade_testbench::fixture::{
-    LONG_TTL, grants_until_end_of, holder, inspect, jeopardy, take, taken, taking, token, until_idle, until_queued,
+    LONG_TTL, grants_until_end_of, holder, inspect, retryable, take, taken, taking, token, until_idle, until_queued,
 };
 use palisade_testbench::fixture::{Proxied, prepare, unused_name};
+use palisade_testbench::servers::LogsOnFailure;
 pub(crate) use palisade_testbench::servers::Postgres as Server;
 use tokio_postgres::{Client, NoTls};
 
@@ -31,6 +33,7 @@ pub(crate) fn check(promise: impl Future<Output = ()>) {
 pub(crate) struct Fixture {
     proxied: Proxied,
     database: String,
+    _logs: Option<LogsOnFailure>,
 }
 
 impl Deref for Fixture {
@@ -43,7 +46,8 @@ impl Deref for Fixture {
 
 impl Fixture {
     pub(crate) fn new() -> Fixture {
-        Fixture::beside(Server::shared().unwrap_or_else(|absent| panic!("{absent}")).address)
+        let server = Server::shared().unwrap_or_else(|absent| panic!("{absent}"));
+        Fixture { _logs: Some(server.logs_on_failure()), ..Fixture::beside(server.address) }
     }
 
     /// On a server that other fixtures use too.
@@ -59,7 +63,7 @@ impl Fixture {
         });
         let path = database.to_owned();
         let proxied = Proxied::start(server, move |address| format!("postgres://postgres@{address}/{path}"));
-        Fixture { proxied, database: database.to_owned() }
+        Fixture { proxied, database: database.to_owned(), _logs: None }
     }
 
     pub(crate) fn url_as(&self, user: &str, host: &str) -> String {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use palisade::{Error, Palisade};
 use palisade_testbench::credentials::Authority;
-use palisade_testbench::servers::Shared;
+use palisade_testbench::servers::{InUse, Shared};
 use tempfile::TempDir;
 
 use super::fixture::{
@@ -16,8 +16,8 @@ static ENCRYPTING: Shared<Server> = Shared::new(Server::start_encrypted);
 
 /// Returns a database on a server with TLS, and the server with the folder of its certificates. The user `sealed` needs an
 /// encrypted connection, and the user `client` a certificate.
-async fn encrypted() -> (Fixture, std::sync::Arc<(Server, TempDir)>) {
-    let server = ENCRYPTING.get().unwrap_or_else(|absent| panic!("{absent}"));
+async fn encrypted() -> (Fixture, std::sync::Arc<InUse<Server>>) {
+    let server = ENCRYPTING.in_use().unwrap_or_else(|absent| panic!("{absent}"));
     let fixture = Fixture::beside(server.0.address);
     fixture.allow("sealed", "SSL").await;
     fixture.allow("client", "X509").await;

@@ -7,6 +7,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use palisade_core::{
@@ -14,8 +15,10 @@ use palisade_core::{
     Refusal, RequestNo, SessionId, Token, Ttl, Value, Waiting, Want,
 };
 use palisade_testbench::bounded::within;
+use palisade_testbench::conformance::seed::Seed;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
 use super::fixture::{Fixture, check_many, number_from_env};
 use super::functions::Functions;
@@ -46,6 +49,8 @@ pub(crate) struct Pair<'a> {
     pub(crate) machine: Machine,
     pub(crate) store: &'a mut Functions,
     prefix: String,
+    /// The number of steps that were taken.
+    pub(crate) steps: u32,
     /// The sessions in the order of opening: the number in the machine, and the number in the store.
     pub(crate) sessions: Vec<(SessionId, i64)>,
     last_number: u64,
@@ -102,6 +107,7 @@ impl<'a> Pair<'a> {
             machine: Machine::new(Limits::default()),
             store,
             prefix: format!("{case}/"),
+            steps: 0,
             sessions: Vec::new(),
             last_number: 0,
             asked: Vec::new(),
@@ -144,6 +150,7 @@ impl<'a> Pair<'a> {
     }
 
     pub(crate) async fn take(&mut self, step: Step) {
+        self.steps += 1;
         let (ours, theirs) = match step {
             Step::Open => return self.open().await,
             Step::Close(client) => {
@@ -318,6 +325,23 @@ impl<'a> Pair<'a> {
         (ours, theirs)
     }
 
+    /// Ends all waits, all delays and then all sessions in the machine, as they end in a store whose clock has jumped far ahead: the time
+    /// of every session is over at once, so that nothing that ends is granted to another one.
+    pub(crate) fn expire_all(&mut self) {
+        // From the back of the queues, so that the end of a wait lets no other request be granted.
+        for ask in self.asked.iter().rev() {
+            let waiting = Waiting::Request(ask.caller.number.expect("it has one"));
+            drop(self.machine.apply(Command::Cancel { caller: ask.caller.session.into(), waiting }));
+        }
+        let withheld: Vec<_> = self.machine.withheld().map(|(locks, token, _)| (locks[0].clone(), token)).collect();
+        for (lock, token) in withheld {
+            drop(self.machine.apply(Command::EndDelay { lock, token }));
+        }
+        for (session, _) in &self.sessions {
+            drop(self.machine.apply(Command::ExpireSession { session: *session }));
+        }
+    }
+
     /// Closes all sessions.
     pub(crate) async fn finish(self) {
         for (_, id) in self.sessions {
@@ -385,33 +409,42 @@ pub(crate) fn check_cases(default: u32, comparison: impl AsyncFnOnce(u32)) {
     check_many(cases, Duration::from_secs(10), comparison(cases));
 }
 
-/// Takes random steps in both. After each step `disturb` may do something that no answer depends on.
+/// Takes random steps in both. After each step `disturb` may do something that no answer depends on. `PALISADE_SEED` sets the seed of
+/// the first case.
 pub(crate) async fn compare_with_rules(store: Functions, cases: u32, disturb: impl AsyncFn(&mut Pair<'_>)) {
-    let store = RefCell::new(store);
-    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
-    let mut runner = proptest::test_runner::TestRunner::new(config);
-    let case = Cell::new(0);
-    let result = runner.run(&vec(step(), 1..80), |steps| {
-        case.set(case.get() + 1);
-        // After a failure proptest tries smaller cases, on the same connection.
-        let mut store = store.borrow_mut();
-        let mut pair = Pair::new(&mut store, case.get());
-        let run = async {
-            pair.open().await;
-            pair.open().await;
-            for step in steps {
-                pair.take(step).await;
-                disturb(&mut pair).await;
-            }
-            pair.finish().await;
+    let (store, attempts) = (RefCell::new(store), Cell::new(0));
+    let first = Seed::first(RandomState::new().hash_one(()));
+    for seed in (0..u64::from(cases)).map(|case| first.wrapping_add(case)) {
+        let _seed = Seed::new(seed, "PROPTEST_CASES");
+        let config = ProptestConfig {
+            cases: 1,
+            max_shrink_iters: 100,
+            failure_persistence: None,
+            ..ProptestConfig::default()
         };
-        // Proptest is not async: the check cannot interrupt it, so each case has to notice the deadline.
-        let run = within("all steps of the case are taken", run);
-        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(run));
-        Ok(())
-    });
-    if let Err(error) = result {
-        panic!("{error}");
+        let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &seed.to_le_bytes().repeat(4));
+        let result = TestRunner::new_with_rng(config, rng).run(&vec(step(), 1..80), |steps| {
+            attempts.set(attempts.get() + 1);
+            // After a failure proptest tries smaller cases, on the same connection.
+            let mut store = store.borrow_mut();
+            let mut pair = Pair::new(&mut store, attempts.get());
+            let run = async {
+                pair.open().await;
+                pair.open().await;
+                for step in steps {
+                    pair.take(step).await;
+                    disturb(&mut pair).await;
+                }
+                pair.finish().await;
+            };
+            // Proptest is not async: the check cannot interrupt it, so each case has to notice the deadline.
+            let run = within("all steps of the case are taken", run);
+            tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(run));
+            Ok(())
+        });
+        if let Err(error) = result {
+            panic!("{error}");
+        }
     }
 }
 

@@ -72,7 +72,7 @@ fn acquire_within_is_refused_where_it_cannot_commit_or_would_not_end() {
     check(async {
         let store = fixture.store().await;
         // A bound for a call that would never end.
-        store.batch_execute("SET statement_timeout = '5s'").await.expect("a bound");
+        store.batch_execute("SET statement_timeout = '60s'").await.expect("a bound");
         store.batch_execute("SELECT palisade.acquire('lock', '1 hour')").await.expect("it is free");
         store.batch_execute("BEGIN").await.expect("a transaction");
         let error = error_of(&store, "CALL palisade.acquire_within('lock', '1 s')").await;
@@ -82,7 +82,7 @@ fn acquire_within_is_refused_where_it_cannot_commit_or_would_not_end() {
         assert_eq!(refused(&store, "CALL palisade.acquire_within('lock', NULL)").await, "PL001");
         assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.session").await, 1);
         store.batch_execute("CALL palisade.acquire_within('lock', '10 ms')").await.expect("it waits in vain");
-        let row = store.query_one("CALL palisade.acquire_within('free', '1 s')", &[]).await.expect("an answer");
+        let row = store.query_one("CALL palisade.acquire_within('free', '1 hour')", &[]).await.expect("an answer");
         assert!(row.get::<_, Option<i64>>(0).is_some());
     });
 }

@@ -87,10 +87,10 @@ fn a_client_behind_many_dead_waiters_gets_the_lock() {
         let store = fixture.store().await;
         let alice = open(&store).await;
         let token = request(&store, alice, "lock").await;
-        let_wait(&store, "lock", 3_000, "palisade.now() + interval '2 s'").await;
+        let_wait(&store, "lock", 3_000, "palisade.now() + interval '1 hour'").await;
         let bob = fixture.client(LONG_TTL).await;
         let waiting = super::fixture::taking(&bob, "lock");
-        let queued = "SELECT count(*) FROM palisade.claim WHERE session < 1000000 OR session > 1100000";
+        let queued = "SELECT count(*) FROM palisade.claim WHERE waits AND NOT session BETWEEN 1000000 AND 1100000";
         until("bob is in the queue", async || ask::<i64>(&store, queued).await > 0).await;
         let sql = format!(
             "UPDATE palisade.session SET deadline = palisade.now() WHERE id BETWEEN 1000000 AND 1100000; \
@@ -267,8 +267,8 @@ fn a_lease_that_waits_for_a_transaction_longer_than_its_ttl_is_granted_for_its_w
         let (store, other, waiting) =
             (fixture.store().await, client(&fixture.url()).await, client(&fixture.url()).await);
         other.batch_execute("BEGIN; SELECT palisade.acquire('a')").await.expect("it is acquired");
-        let acquire = "SELECT until - palisade.now() > '1 s' FROM palisade.acquire('a', ttl => '2 s')";
-        let granted = tokio::spawn(async move { ask::<bool>(&waiting, acquire).await });
+        let acquire = "SELECT until::text FROM palisade.acquire('a', ttl => '2 s')";
+        let granted = tokio::spawn(async move { ask::<String>(&waiting, acquire).await });
         let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
              AND datname = current_database() AND query_start < clock_timestamp() - interval '3 s'";
         until("the call waits for longer than its TTL", async || {
@@ -276,8 +276,12 @@ fn a_lease_that_waits_for_a_transaction_longer_than_its_ttl_is_granted_for_its_w
             ask::<i64>(&store, waits).await > 0
         })
         .await;
+        // It cannot be granted before.
+        let before = ask::<String>(&store, "SELECT palisade.now()::text").await;
         other.batch_execute("ROLLBACK").await.expect("it is rolled back");
-        assert!(granted.await.expect("it is granted"), "a part of the TTL is over");
+        let until = granted.await.expect("it is granted");
+        let is_whole = format!("SELECT '{until}'::timestamptz >= '{before}'::timestamptz + interval '2 s'");
+        assert!(ask::<bool>(&store, &is_whole).await, "a part of the TTL is over: {before}, {until}");
         assert_consistent(&store).await;
     });
 }

@@ -4,7 +4,7 @@
 use palisade::engine::Watched;
 use palisade_core::{Ending, Event};
 
-use super::fixture::{Fixture, LONG_TTL, check, client, take, until};
+use super::fixture::{Fixture, LONG_TTL, check, client, retryable, take, until};
 use super::tables::open;
 
 /// No call would ever end a grant that is made between the two.
@@ -52,7 +52,14 @@ fn a_watch_begins_when_what_was_under_way_is_done() {
         let sql = format!("BEGIN; SELECT palisade.take({session}, 0, 1, 'lock', true, true)");
         under_way.batch_execute(&sql).await.expect("it is taken");
         let watches = watcher.clone();
-        let watching = tokio::spawn(async move { watches.watch("").await.expect("a watch") });
+        let watching = tokio::spawn(async move {
+            // A call fails that waits for three seconds, and the machine may stand still for longer.
+            loop {
+                if let Some(watch) = retryable(watches.watch("").await) {
+                    return watch;
+                }
+            }
+        });
         let waits = "SELECT count(*) FROM pg_locks l WHERE NOT l.granted AND l.relation = 'palisade.lock'::regclass";
         until("the watch waits for the take", async || {
             assert!(!watching.is_finished(), "it watches, and does not see what is under way");

@@ -3,8 +3,6 @@
 
 use std::cell::RefCell;
 
-use palisade_core::Command;
-
 use super::fixture::{Fixture, Server};
 use super::functions::Functions;
 use super::model::{Pair, check_cases, compare_with_rules};
@@ -34,10 +32,8 @@ fn the_database_does_what_the_rules_do_in_every_kind_of_transaction() {
 fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
     let fixture = Fixture::new();
     check_cases(6, async |cases| {
-        let steps = RefCell::new(0);
         compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), cases, async |pair| {
-            *steps.borrow_mut() += 1;
-            if *steps.borrow() % 11 == 0 {
+            if pair.steps.is_multiple_of(11) {
                 jump_ahead(pair).await;
             }
         })
@@ -46,17 +42,11 @@ fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
 }
 
 async fn jump_ahead(pair: &mut Pair<'_>) {
-    let withheld: Vec<_> = pair.machine.withheld().map(|(locks, token, _)| (locks[0].clone(), token)).collect();
     pair.store.set_clock("1 day").await;
     // A delay that began at an earlier jump, by the clock of that day, is over as well.
     pair.store.end_all_delays().await;
     pair.store.sweep().await;
-    for (lock, token) in withheld {
-        drop(pair.machine.apply(Command::EndDelay { lock, token }));
-    }
-    for (session, _) in pair.sessions.clone() {
-        drop(pair.machine.apply(Command::ExpireSession { session }));
-    }
+    pair.expire_all();
     pair.compare().await;
     pair.store.set_clock("0").await;
     pair.compare().await;
@@ -76,11 +66,10 @@ fn the_database_does_what_the_rules_do_over_crashes() {
     let server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
     let fixture = Fixture::at(server.address, "crashing");
     check_cases(4, async |cases| {
-        let (server, steps) = (RefCell::new(server), RefCell::new(0));
+        let server = RefCell::new(server);
         let store = Functions::of(&fixture).await.with_rare_forced();
         compare_with_rules(store, cases, async |pair| {
-            *steps.borrow_mut() += 1;
-            if *steps.borrow() % 17 == 0 {
+            if pair.steps.is_multiple_of(17) {
                 server.borrow_mut().kill();
                 server.borrow_mut().restart().unwrap_or_else(|absent| panic!("{absent}"));
                 pair.store.reconnect(&fixture.url()).await;

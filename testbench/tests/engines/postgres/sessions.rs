@@ -1,7 +1,5 @@
 //! The end of a session is one durable decision for all its grants and waits, whatever the clock and other rows do.
 
-use std::time::Duration;
-
 use palisade::Options;
 use tokio_postgres::Client;
 
@@ -142,7 +140,7 @@ fn a_keep_alive_that_commits_late_keeps_the_place_in_the_queue() {
         store.batch_execute(&clock("70 minutes")).await.expect("later");
         let carol = open(&store).await;
         assert_eq!(request(&store, carol, "lock").await, "queued");
-        store.batch_execute("SET lock_timeout = '10s'; SELECT palisade.sweep()").await.expect("it waits for nothing");
+        store.batch_execute("SET lock_timeout = '60s'; SELECT palisade.sweep()").await.expect("it waits for nothing");
         release(&store, "lock").await;
         renewing.batch_execute("COMMIT").await.expect("late");
         assert!(lives(&store, bob).await);
@@ -251,7 +249,7 @@ fn the_sweep_skips_locked_rows() {
         request(&store, bob, "free").await;
         store.batch_execute("UPDATE palisade.session SET deadline = palisade.now()").await.expect("they are overdue");
         busy.batch_execute("BEGIN; SELECT FROM palisade.lock WHERE name = 'busy' FOR UPDATE").await.expect("a row");
-        store.batch_execute("SET lock_timeout = '10s'").await.expect("a bound");
+        store.batch_execute("SET lock_timeout = '60s'").await.expect("a bound");
         sweep(&store).await;
         assert_eq!((holder(&store, "busy").await, holder(&store, "free").await), (Some(alice), None));
         // The end is decided, though not all rows are removed yet.
@@ -323,7 +321,7 @@ fn a_session_with_many_locks_is_closed_whole() {
         let close = format!("SELECT palisade.close({session})");
         until("the session is closed", async || ask(&store, &close).await).await;
         assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.claim").await, 0);
-        let bob = fixture.client(Duration::from_secs(60)).await;
+        let bob = fixture.client(LONG_TTL).await;
         let mut held = Vec::new();
         for number in 0..150 {
             held.push(take(&bob, &format!("lock/{number}")).await);
@@ -404,13 +402,14 @@ fn a_wait_whose_call_was_cancelled_leaves_the_queue_soon() {
     let fixture = Fixture::new();
     check(async {
         let (store, caller) = (fixture.store().await, fixture.store().await);
-        let token: i64 = ask(&store, "SELECT token FROM palisade.acquire('lock', '60s')").await;
-        let call = caller.batch_execute("CALL palisade.acquire_within('lock', '20s', ttl => '600s')");
+        let token: i64 = ask(&store, "SELECT token FROM palisade.acquire('lock', '1 hour')").await;
+        let pid: i32 = ask(&caller, "SELECT pg_backend_pid()").await;
+        let call = caller.batch_execute("CALL palisade.acquire_within('lock', '1 hour', ttl => '600s')");
         let cancel = async {
-            let waits = "SELECT EXISTS (SELECT FROM palisade.session WHERE ttl_ms = 600000)";
-            until("it waits", async || ask(&store, waits).await).await;
             // It is cancelled while it waits, and not as it begins.
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            let sleeps =
+                format!("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid} AND wait_event = 'PgSleep')");
+            until("it waits", async || ask(&store, &sleeps).await).await;
             caller.cancel_token().cancel_query(tokio_postgres::NoTls).await.expect("it is told");
         };
         let (cancelled, ()) = tokio::join!(call, cancel);

@@ -10,7 +10,6 @@ use palisade::{Error, Options, Palisade};
 use palisade_testbench::bounded::BOUND;
 use palisade_testbench::conformance::Subject;
 use palisade_testbench::servers;
-use tempfile::TempDir;
 
 use super::fixture::{Fixture, LONG_TTL, check, client};
 
@@ -18,12 +17,18 @@ use super::fixture::{Fixture, LONG_TTL, check, client};
 #[derive(Clone)]
 struct AtPostgres {
     url: String,
+    _logs: Arc<servers::LogsOnFailure>,
 }
 
 impl AtPostgres {
     fn new() -> AtPostgres {
         let server = servers::Postgres::shared().unwrap_or_else(|absent| panic!("{absent}"));
-        AtPostgres { url: server.url() }
+        AtPostgres::at(server.url())
+    }
+
+    fn at(url: String) -> AtPostgres {
+        let server = servers::Postgres::shared().unwrap_or_else(|absent| panic!("{absent}"));
+        AtPostgres { url, _logs: Arc::new(server.logs_on_failure()) }
     }
 }
 
@@ -38,6 +43,11 @@ impl Subject for AtPostgres {
     async fn connect(&self, options: Options) -> Result<Palisade, Error> {
         options.connect(&self.url).await
     }
+
+    /// In another database.
+    fn alone(&self) -> AtPostgres {
+        AtPostgres::at(Fixture::new().url())
+    }
 }
 
 /// The same through a pooler in transaction mode, in a database where all that is overdue is ended, and all rows that are not
@@ -45,7 +55,7 @@ impl Subject for AtPostgres {
 #[derive(Clone)]
 struct ThroughPooler {
     direct: AtPostgres,
-    _pooler: Arc<(servers::PgBouncer, TempDir)>,
+    pooler: Arc<servers::InUse<servers::PgBouncer>>,
 }
 
 impl ThroughPooler {
@@ -55,10 +65,14 @@ impl ThroughPooler {
             servers::PgBouncer::start(folder, server.address, 20)
         });
         static SWEEPING: std::sync::Once = std::sync::Once::new();
-        let pooler = SHARED.get().unwrap_or_else(|absent| panic!("{absent}"));
+        let pooler = SHARED.in_use().unwrap_or_else(|absent| panic!("{absent}"));
         SWEEPING.call_once(sweep_always);
-        let url = pooler.0.url().replace("/postgres", &format!("/{SWEPT}"));
-        ThroughPooler { direct: AtPostgres { url }, _pooler: pooler }
+        ThroughPooler::to(SWEPT, pooler)
+    }
+
+    fn to(database: &str, pooler: Arc<servers::InUse<servers::PgBouncer>>) -> ThroughPooler {
+        let url = format!("postgres://postgres@{}/{database}", pooler.0.address);
+        ThroughPooler { direct: AtPostgres::at(url), pooler }
     }
 }
 
@@ -96,6 +110,12 @@ impl Subject for ThroughPooler {
     async fn connect(&self, options: Options) -> Result<Palisade, Error> {
         self.direct.connect(options).await
     }
+
+    /// In another database, which is not swept.
+    fn alone(&self) -> ThroughPooler {
+        let url = Fixture::new().url();
+        ThroughPooler::to(url.rsplit('/').next().unwrap_or_default(), self.pooler.clone())
+    }
 }
 
 /// `?mode=advisory`, which has much less to offer.
@@ -104,8 +124,8 @@ struct Advised(AtPostgres);
 
 impl Advised {
     fn new() -> Advised {
-        let AtPostgres { url } = AtPostgres::new();
-        Advised(AtPostgres { url: format!("{url}?mode=advisory") })
+        let AtPostgres { url, .. } = AtPostgres::new();
+        Advised(AtPostgres::at(format!("{url}?mode=advisory")))
     }
 }
 

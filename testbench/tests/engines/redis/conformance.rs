@@ -9,8 +9,7 @@ use palisade::engine::{Failure, Guarantees, Level};
 use palisade::{Error, Options, Palisade};
 use palisade_testbench::conformance::Subject;
 use palisade_testbench::faulty_engine::{EngineFaults, FaultyEngine};
-use palisade_testbench::servers::{self, Shared};
-use tempfile::TempDir;
+use palisade_testbench::servers::{self, InUse, Shared};
 
 static SERVER: Shared<servers::Redis> = Shared::new(|folder| servers::Redis::start(folder, "no"));
 
@@ -28,13 +27,13 @@ fn sound(guarantees: Guarantees) -> Guarantees {
 /// `redis://HOST:PORT?namespace=NAME`, a namespace for each test.
 #[derive(Clone)]
 struct OnRedis {
-    server: Arc<(servers::Redis, TempDir)>,
+    server: Arc<InUse<servers::Redis>>,
     namespace: String,
 }
 
 impl OnRedis {
     fn new() -> OnRedis {
-        let server = SERVER.get().unwrap_or_else(|absent| panic!("{absent}"));
+        let server = SERVER.in_use().unwrap_or_else(|absent| panic!("{absent}"));
         OnRedis { server, namespace: fresh_namespace() }
     }
 
@@ -81,7 +80,7 @@ impl Subject for OnSoundRedis {
 /// `redis://A,B,C/?cluster&namespace=NAME`: each namespace is on one of three nodes, and most on another than the first.
 #[derive(Clone)]
 struct OnCluster {
-    cluster: Arc<(servers::RedisCluster, TempDir)>,
+    cluster: Arc<InUse<servers::RedisCluster>>,
     namespace: String,
 }
 
@@ -89,7 +88,7 @@ static CLUSTER: Shared<servers::RedisCluster> = Shared::new(servers::RedisCluste
 
 impl OnCluster {
     fn new() -> OnCluster {
-        let cluster = CLUSTER.get().unwrap_or_else(|absent| panic!("{absent}"));
+        let cluster = CLUSTER.in_use().unwrap_or_else(|absent| panic!("{absent}"));
         OnCluster { cluster, namespace: fresh_namespace() }
     }
 

@@ -10,8 +10,8 @@ use palisade_testbench::servers::Redis;
 use tokio::task::LocalSet;
 
 use super::fixture::{
-    Fixture, LONG_TTL, check, check_many, connect, number_from_env, start_worker, take, taken, taking, until,
-    until_queued,
+    Fixture, LONG_TTL, check, check_many, connect, number_from_env, start_worker, take, take_by, take_unless_lost,
+    taken, taking, until, until_queued, until_some,
 };
 
 const KEY: &str = "palisade:{palisade}:locks";
@@ -37,20 +37,25 @@ fn an_acquire_is_one_call_a_release_is_another_and_a_hand_over_needs_no_more() {
             take(&alice, "lock").await.release().await.expect("it is held");
         }
         assert_eq!(calls(&fixture.redis) - before, 20);
-        let held = take(&alice, "hot").await;
-        let waiting = taking(&bob, "hot");
-        until("bob is in the queue", async || calls(&fixture.redis) - before >= 22).await;
-        held.release().await.expect("it is held");
-        // The push contains the grant itself.
-        taken(waiting).await.release().await.expect("it is held");
-        assert_eq!(calls(&fixture.redis) - before, 24);
+        // A client that waits also polls each second, which may come in between.
+        until("a hand-over takes two calls of each client", async || {
+            let before = calls(&fixture.redis);
+            let held = take(&alice, "hot").await;
+            let waiting = taking(&bob, "hot");
+            until("bob is in the queue", async || calls(&fixture.redis) - before >= 2).await;
+            held.release().await.expect("it is held");
+            // The push contains the grant itself.
+            taken(waiting).await.release().await.expect("it is held");
+            calls(&fixture.redis) - before == 4
+        })
+        .await;
     });
 }
 
 /// Each request gets its own reply.
 #[test]
 fn concurrent_requests_share_one_call() {
-    async fn ask(fixture: Fixture) {
+    async fn ask(fixture: Fixture) -> bool {
         let place = Config::parse(&format!("//{}", fixture.redis.address)).expect("a place");
         let engine = palisade::engine::redis::Redis::connect(place).await.expect("it is there");
         let ttl = Ttl::from_ms(3_600_000).expect("a TTL");
@@ -63,7 +68,7 @@ fn concurrent_requests_share_one_call() {
         let before = calls(&fixture.redis);
         let granted =
             join_all((1..=100).map(|number| acquire(number, &format!("lock/{number}"), Patience::Wait))).await;
-        assert_eq!(calls(&fixture.redis) - before, 1);
+        let first = calls(&fixture.redis) - before;
         let tokens = granted.into_iter().map(|granted| match granted {
             Ok(Acquired::Granted { token }) => token,
             other => panic!("{other:?}"),
@@ -76,7 +81,7 @@ fn concurrent_requests_share_one_call() {
         let is_granted: Vec<_> = tried.iter().map(|tried| matches!(tried, Ok(Acquired::Granted { .. }))).collect();
         assert_eq!(is_granted, [true, false, false, true], "{tried:?}");
         assert!(matches!(tried[1], Ok(Acquired::Busy)) && matches!(tried[2], Ok(Acquired::Busy)), "{tried:?}");
-        assert_eq!(calls(&fixture.redis) - before, 2);
+        let second = calls(&fixture.redis) - before;
 
         // One request waits. It is granted by the release in the same call, or comes after it.
         let waiting = acquire(105, "lock/1", Patience::Wait);
@@ -87,9 +92,11 @@ fn concurrent_requests_share_one_call() {
         let (waited, released) = join(waiting, join_all(tokens.iter().enumerate().map(release))).await;
         assert!(matches!(waited, Ok(Acquired::Granted { token }) if token > tokens[99]), "{waited:?}");
         assert!(released.iter().all(|released| matches!(released, Ok(Released::Now))), "{released:?}");
-        assert_eq!(calls(&fixture.redis) - before, 3);
+        (first, second, calls(&fixture.redis) - before) == (1, 2, 3)
     }
-    check(async { LocalSet::new().run_until(ask(Fixture::new())).await });
+    // A client that waits also polls each second, which may come in between.
+    let share = until("requests share one call", async || ask(Fixture::new()).await);
+    check(async { LocalSet::new().run_until(share).await });
 }
 
 /// `PALISADE_NAMES` sets the number of names.
@@ -130,10 +137,15 @@ fn abandoned_sessions_are_swept_by_other_clients() {
         const TTL: Duration = Duration::from_secs(2);
         let fixture = Fixture::new();
         for number in 0..100 {
-            let left = connect(&fixture.redis.url(), TTL).await;
-            let held = take(&left, &format!("left/{number}")).await;
-            left.detach().await.expect("it is left");
-            drop(held);
+            // On a machine that stands still, the session may be lost before it is left.
+            let leave = async || {
+                let left = connect(&fixture.redis.url(), TTL).await;
+                let held = take_unless_lost(&left, &format!("left/{number}")).await?;
+                left.detach().await.expect("it is left");
+                drop(held);
+                Some(())
+            };
+            until_some("a session is left", leave).await;
         }
         let other = fixture.client(LONG_TTL).await;
         // The passing of time is what is tested: the TTL of the last session is over.
@@ -151,9 +163,10 @@ fn other_clients_remove_the_locks_of_a_killed_process() {
     check(async {
         let fixture = Fixture::new();
         let mut worker = start_worker(&fixture.redis.url(), Duration::from_millis(600));
-        assert!(worker.ask("acquire forgotten").starts_with("granted"));
+        take_by(&mut worker, "forgotten");
         worker.kill();
-        let _other = fixture.client(Duration::from_millis(600)).await;
+        // Its next keep-alive comes after a third of its TTL.
+        let _other = fixture.client(Duration::from_secs(15)).await;
         let is_removed = async || fixture.redis.cli(&["HEXISTS", KEY, "lforgotten"]) != "1";
         until("the lock is removed", is_removed).await;
         assert_eq!(fields(&fixture.redis), 4);

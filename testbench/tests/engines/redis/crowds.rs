@@ -2,6 +2,7 @@
 //! and the work of all calls is linear.
 
 use palisade::engine::redis::{Config, check as check_stored};
+use palisade_testbench::proxy::Towards;
 use palisade_testbench::servers::Redis;
 
 use super::fixture::{Fixture, LONG_TTL, check, take, taken, taking, token, until, until_queued};
@@ -53,16 +54,19 @@ fn die_waiting(redis: &Redis, lock: &str, crowd: usize) {
 fn a_queue_of_dead_waiters_is_passed_in_small_steps_and_in_linear_time() {
     check(async {
         let fixture = Fixture::new();
-        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.through_proxy(LONG_TTL).await);
         let held = take(&alice, "lock").await;
         let waiting = taking(&bob, "lock");
         until_queued(&alice, "lock", 1).await;
+        // The polls of the waiter take further steps.
+        fixture.proxy.hold_all(Towards::Server);
         die_waiting(&fixture.redis, "lock", CROWD);
         assert_sound(&fixture.redis).await;
         let before = steps(&fixture.redis);
         held.release().await.expect("it is held");
         let one = steps(&fixture.redis) - before;
         assert!(one < 3 * STEPS, "a release that passes {CROWD} dead waiters takes {one} steps");
+        fixture.proxy.pass();
         let next = taken(waiting).await;
         assert!(token(&next) > palisade::Token::new(1).expect("a token"));
         let all = steps(&fixture.redis) - before;

@@ -55,9 +55,18 @@ impl Fixture {
         connect(&self.url(), LONG_TTL).await
     }
 
+    /// Waits until the replica has all that was written so far.
+    async fn until_replicated(&self) {
+        until("the replica has everything", async || {
+            offset(&self.primary, "master_repl_offset") == offset(&self.replica, "slave_repl_offset")
+        })
+        .await;
+    }
+
     /// The primary dies, and the replica takes its place.
     async fn fail_over(&mut self) {
         self.primary.kill();
+        self.sentinel.hurry();
         let promoted = self.replica.address.port().to_string();
         until("the sentinel names the new primary", async || {
             self.sentinel.cli(&["SENTINEL", "get-master-addr-by-name", "main"]).contains(&promoted)
@@ -84,12 +93,7 @@ fn a_failover_to_a_replica_that_has_everything_loses_nothing() {
         let before = token(&held);
         let waiting = taking(&bob, "lock");
         until_queued(&alice, "lock", 1).await;
-        // All earlier writes are on the replica now.
-        assert_eq!(ask(&fixture.primary, &["WAIT", "1", "10000"]), "1");
-        until("the replica has everything", async || {
-            offset(&fixture.primary, "master_repl_offset") == offset(&fixture.replica, "slave_repl_offset")
-        })
-        .await;
+        fixture.until_replicated().await;
         fixture.fail_over().await;
         assert_eq!(token(&held), before);
         give_back(&held).await;
@@ -111,7 +115,7 @@ fn a_replica_that_is_promoted_before_it_had_caught_up_is_noticed_and_named() {
         let mut fixture = Fixture::new().await;
         let alice = fixture.client().await;
         drop(take(&alice, "before").await);
-        assert_eq!(ask(&fixture.primary, &["WAIT", "1", "10000"]), "1");
+        fixture.until_replicated().await;
         // From here on the replica gets no more writes.
         ask(&fixture.replica, &["CONFIG", "SET", "masterauth", "wrong"]);
         ask(&fixture.primary, &["CLIENT", "KILL", "TYPE", "replica"]);

@@ -8,8 +8,10 @@ use std::time::Duration;
 use palisade::{Error, LockGuard, Options, Palisade};
 use palisade_testbench::bounded::{self, BOUND, within};
 pub(crate) use palisade_testbench::bounded::{check_many, number_from_env, until, until_some};
-pub(crate) use palisade_testbench::fixture::{LONG_TTL, inspect, taken, token, until_idle, until_queued};
-use palisade_testbench::fixture::{Proxied, retryable};
+pub(crate) use palisade_testbench::conformance::stalls::give_back;
+use palisade_testbench::conformance::stalls::unless_lost;
+use palisade_testbench::fixture::Proxied;
+pub(crate) use palisade_testbench::fixture::{LONG_TTL, inspect, retryable, taken, token, until_idle, until_queued};
 use palisade_testbench::servers::Redis;
 use palisade_testbench::worker_process::WorkerProcess;
 use tempfile::TempDir;
@@ -75,9 +77,21 @@ pub(crate) fn taking(client: &Palisade, name: &str) -> JoinHandle<Result<LockGua
     tokio::spawn(async move { client.lock(name).dangerous_accept_failover().acquire().await })
 }
 
-/// Releases a lock on a connection that may break meanwhile.
-pub(crate) async fn give_back(guard: &LockGuard) {
-    until_some("the lock is released", async || retryable(guard.release().await)).await;
+/// Waits for a lock with a session that may be lost meanwhile. Returns `None` then.
+pub(crate) async fn take_unless_lost(client: &Palisade, name: &str) -> Option<LockGuard> {
+    unless_lost(client.lock(name).dangerous_accept_failover().acquire().await)
+}
+
+/// Lets a worker take a lock, whose session may be lost before it is granted on a machine that stands still.
+pub(crate) fn take_by(worker: &mut WorkerProcess, name: &str) {
+    let mut reply = worker.ask(&format!("acquire {name}"));
+    for _ in 0..20 {
+        if reply.starts_with("granted ") {
+            return;
+        }
+        reply = worker.ask(&format!("acquire {name}"));
+    }
+    panic!("not granted: {reply}");
 }
 
 /// Starts the program `src/bin/worker.rs`, connected to a URL.

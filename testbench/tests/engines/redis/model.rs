@@ -8,6 +8,7 @@ use palisade_core::{
     Acquire, Answer, Caller, Command, Delay, GrantState, Kind, Label, Limits, LockName, Machine, Mode, Patience,
     Reentry, Refusal, RequestNo, SessionId, Token, Ttl, Value as Published, Waiting, Want,
 };
+use palisade_testbench::conformance::seed::Seed;
 use palisade_testbench::servers;
 use redis::{Connection, Value};
 
@@ -625,11 +626,12 @@ impl Pair {
 #[ignore = "long: random histories"]
 fn redis_decides_as_the_rules_do() {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(150);
-    let first: u64 = std::env::var("PALISADE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    let first = Seed::first(1);
     let folder = tempfile::tempdir().expect("a folder");
     let server = servers::Redis::start(folder.path(), "no").unwrap_or_else(|absent| panic!("{absent}"));
     let client = redis::Client::open(server.url()).expect("an address");
     for seed in first..first + cases {
+        let _seed = Seed::new(seed, "PROPTEST_CASES");
         let connection = client.get_connection().expect("a connection");
         let mut pair = Pair::new(connection, seed.is_multiple_of(2), seed % 4 < 2);
         let mut rng = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);

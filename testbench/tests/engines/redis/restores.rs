@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use palisade_testbench::conformance::seed::Seed;
 use palisade_testbench::servers;
 use redis::{Connection, Value};
 
@@ -267,11 +268,12 @@ impl World {
 #[ignore = "long: restarts on older data"]
 fn a_loss_is_reported_to_its_sessions_and_no_token_repeats() {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(150);
-    let first: u64 = std::env::var("PALISADE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    let first = Seed::first(1);
     let folder = tempfile::tempdir().expect("a folder");
     let server = servers::Redis::start(folder.path(), "no").unwrap_or_else(|absent| panic!("{absent}"));
     let client = redis::Client::open(server.url()).expect("an address");
     for seed in first..first + cases {
+        let _seed = Seed::new(seed, "PROPTEST_CASES");
         let mut world = World::new(client.get_connection().expect("a connection"), seed.is_multiple_of(2));
         let mut rng = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         world.story.push(format!("PALISADE_SEED={seed}"));

@@ -6,8 +6,7 @@ use palisade::engine::Failure;
 use palisade::engine::redlock::{Config, Redlock};
 use palisade::{Error, Options, Palisade};
 use palisade_testbench::conformance::Subject;
-use palisade_testbench::servers::{Redis, Shared};
-use tempfile::TempDir;
+use palisade_testbench::servers::{InUse, Redis, Shared};
 
 use super::servers;
 
@@ -15,17 +14,17 @@ static SERVERS: Shared<Vec<Redis>> = Shared::new(servers::start);
 
 #[derive(Clone)]
 struct OnFive {
-    servers: Arc<(Vec<Redis>, TempDir)>,
+    servers: Arc<InUse<Vec<Redis>>>,
 }
 
 impl OnFive {
     fn new() -> OnFive {
-        OnFive { servers: SERVERS.get().unwrap_or_else(|absent| panic!("{absent}")) }
+        OnFive { servers: SERVERS.in_use().unwrap_or_else(|absent| panic!("{absent}")) }
     }
 
     fn url(&self) -> String {
         // The machine may be busy, and the servers are young.
-        servers::url(&self.servers.0, &format!("{}&timeout=5s", servers::FRESH))
+        servers::url(&self.servers.0, &format!("{}&timeout=20s", servers::FRESH))
     }
 }
 

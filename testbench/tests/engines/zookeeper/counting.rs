@@ -1,8 +1,8 @@
 //! The requests that operations cost, as ZooKeeper counts them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::fixture::{LONG_TTL, alone, check, inspect, take, taken, taking, until, usual};
+use super::fixture::{LONG_TTL, alone, check, inspect, said, take, taken, taking, until, usual};
 
 /// After a wait a transaction proves that the claim exists: a server that is behind would still list it. A hand-over is that
 /// transaction and the release.
@@ -11,21 +11,23 @@ fn a_waiter_confirms_its_claim_by_a_transaction() {
     check(async {
         let fixture = alone();
         let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
-        let last = || -> u64 {
-            let state = fixture.server().ask("srvr").expect("an answer");
-            let last = state.lines().find_map(|line| line.strip_prefix("Zxid: 0x"));
-            last.and_then(|number| u64::from_str_radix(number, 16).ok()).expect("a number")
-        };
-        let guard = take(&alice, "lock").await;
-        let waiting = taking(&bob, "lock");
-        // Without a watch, whose session would end meanwhile by a transaction.
-        let is_queued = async || inspect(&alice, "lock").await.is_some_and(|lock| lock.waiters.len() == 1);
-        until("bob waits", is_queued).await;
-        let before = last();
-        guard.release().await.expect("it is held");
-        let granted = taken(waiting).await;
-        assert_eq!(last() - before, 2);
-        granted.release().await.expect("it is held");
+        let last = || u64::from_str_radix(&said(fixture.server(), "Zxid: 0x"), 16).expect("a number");
+        // On a slow server, sessions of the connections of both clients may end meanwhile, by further transactions.
+        until("a hand-over is two transactions", async || {
+            let guard = take(&alice, "lock").await;
+            let waiting = taking(&bob, "lock");
+            // Without a watch, whose session would end meanwhile by a transaction.
+            let is_queued = async || inspect(&alice, "lock").await.is_some_and(|lock| lock.waiters.len() == 1);
+            until("bob waits", is_queued).await;
+            let before = last();
+            guard.release().await.expect("it is held");
+            let granted = taken(waiting).await;
+            let transactions = last() - before;
+            granted.release().await.expect("it is held");
+            assert!(transactions >= 2, "{transactions}");
+            transactions == 2
+        })
+        .await;
     });
 }
 
@@ -38,18 +40,15 @@ fn an_acquire_is_one_request_and_a_release_is_one() {
         // With ZooKeeper's own settings: the nodes of unused locks remain for a minute, and there are few pings.
         let fixture = usual();
         let alice = fixture.client(Duration::from_secs(20)).await;
-        let received = || -> u64 {
-            let state = fixture.server().ask("srvr").expect("an answer");
-            let received = state.lines().find_map(|line| line.strip_prefix("Received: "));
-            received.and_then(|number| number.parse().ok()).expect("a number")
-        };
+        let received = || said(fixture.server(), "Received: ").parse::<u64>().expect("a number");
         take(&alice, "lock").await.release().await.expect("it is held");
-        let before = received();
+        let (began, before) = (Instant::now(), received());
         for _ in 0..CYCLES {
             take(&alice, "lock").await.release().await.expect("it is held");
         }
         let requests = received() - before;
-        // A few more are pings, keep-alives and the question itself.
-        assert!((CYCLES * 2..=CYCLES * 2 + 10).contains(&requests), "{requests} requests in {CYCLES} cycles");
+        // A few more are pings, keep-alives and the question itself: fewer than one in a second.
+        let most = CYCLES * 2 + 10 + began.elapsed().as_secs();
+        assert!((CYCLES * 2..=most).contains(&requests), "{requests} requests in {CYCLES} cycles");
     });
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use palisade::{LockGuard, Options, Palisade};
 pub(crate) use palisade_testbench::bounded::until;
-use palisade_testbench::bounded::{self, BOUND};
+use palisade_testbench::bounded::{self, BOUND, block_until};
 use palisade_testbench::coordination;
 pub(crate) use palisade_testbench::fixture::{
     LONG_TTL, inspect, take, taken, taking, token, until_idle, until_queued,
@@ -68,9 +68,21 @@ pub(crate) fn usual() -> Fixture {
     }))
 }
 
-/// Connects a client of ZooKeeper itself.
+/// Connects a client of ZooKeeper itself, whose nodes live as long as it does.
 pub(crate) async fn raw(address: SocketAddr) -> Client {
-    Client::connect(&address.to_string()).await.expect("a client")
+    let connector = Client::connector().with_session_timeout(LONG_TTL);
+    connector.connect(&address.to_string()).await.expect("a client")
+}
+
+/// Returns a line of what the server says of itself, without its beginning.
+pub(crate) fn said(server: &ZooKeeper, begin: &str) -> String {
+    let mut said = String::new();
+    // It may need longer for an answer than the question waits.
+    block_until("the server answers", || {
+        said = server.ask("srvr").unwrap_or_default();
+        !said.is_empty()
+    });
+    said.lines().find_map(|line| line.strip_prefix(begin)).unwrap_or_else(|| panic!("no {begin}: {said}")).to_owned()
 }
 
 pub(crate) async fn connect(url: &str, ttl: Duration) -> Palisade {

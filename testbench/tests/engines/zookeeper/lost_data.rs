@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use palisade::{Loss, Token};
-use palisade_testbench::bounded::within;
+use palisade::{LockGuard, Loss, Token};
+use palisade_testbench::bounded::{until_some, within};
+use palisade_testbench::fixture::retryable;
 use zookeeper_client::{Acls, CreateMode};
 
 use super::fixture::{LONG_TTL, alone, check, inspect, raw, shared, take, until};
@@ -21,17 +22,26 @@ fn a_restored_copy_is_noticed() {
         let client = fixture.client(Duration::from_secs(5)).await;
         let copy = tempfile::tempdir().expect("a folder");
         fixture.server_mut().save(copy.path()).expect("it starts again");
-        // The session may have ended while the server was down, and an acquire of that session fails with it.
-        until("it grants", async || client.lock("lock").acquire().await.is_ok()).await;
+        // The session ends while the server is down for long or the machine stands still, and an acquire of that session fails with it.
+        let take_again = async || retryable(client.lock("lock").acquire().await);
         for _ in 0..20 {
-            take(&client, "lock").await.release().await.expect("released");
+            give_up(&until_some("it grants", &take_again).await).await;
         }
-        let held = take(&client, "lock").await;
+        let held = until_some("it grants", &take_again).await;
         fixture.server_mut().restore(copy.path()).expect("it starts again");
         within("the session is lost", held.lost()).await;
         let again = until_permanent(&client).await;
         assert!(again.contains("went back from"), "{again}");
     });
+}
+
+/// Releases a lock, or finds it lost.
+async fn give_up(guard: &LockGuard) {
+    until("the lock is released or lost", async || match guard.release().await {
+        Ok(()) => true,
+        Err(error) => error.loss().is_some(),
+    })
+    .await;
 }
 
 /// Acquires until an error says that repeating is useless.

@@ -192,6 +192,7 @@ fn a_seal_waits_for_transactions_admitted_before() {
         assert_eq!(ask(&old, "SHOW idle_in_transaction_session_timeout").await, "30s");
         run(&new, "SET lock_timeout = '50ms'").await;
         assert_eq!(refused(&new, "SELECT palisade_fence.seal('orders', 34)").await, "55P03");
+        run(&new, "RESET lock_timeout").await;
         run(&old, "COMMIT").await;
         seal(&new, 34).await;
         assert_eq!(refused(&old, "UPDATE orders SET total = 3").await, "PF001");
@@ -213,6 +214,7 @@ fn reads_and_numbered_writes_of_an_admitted_connection_are_checked_too() {
             assert_eq!(refused(&new, "SELECT palisade_fence.seal('orders', 34)").await, "55P03", "{again}");
             run(&old, "COMMIT").await;
         }
+        run(&new, "RESET lock_timeout").await;
         seal(&new, 34).await;
         assert_eq!(refused(&old, read).await, "PF001");
         assert_eq!(refused(&old, &write(3)).await, "PF001");

@@ -331,7 +331,8 @@ fn a_replica_refuses_reads_and_seals() {
         let of = primary.address.port().to_string();
         let options = ["--replicaof", "127.0.0.1", &of];
         let replica = servers::Redis::start_with(&place.path().join("replica"), &options).expect("a Redis");
-        redis_cli(&primary, "WAIT 1 10000");
+        // Without a limit.
+        redis_cli(&primary, "WAIT 1 0");
         for call in ["palisade_read 2 palisade:{orders} orders 1 GET", "palisade_seal 1 palisade:{orders} 2"] {
             let answer = redis_cli(&replica, &format!("FCALL {call}"));
             assert!(answer.starts_with("(error) READONLY"), "{call}: {answer}");

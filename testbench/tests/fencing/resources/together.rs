@@ -40,7 +40,7 @@ async fn until_queued(url: &str, lock: &str) {
 
 /// Waits for a lock until the session that holds it expires.
 async fn until_had(session: &mut impl Session, lock: &str) -> u64 {
-    until_some("the session before has expired", async || session.acquire(lock, 30_000).await).await
+    until_some("the session before has expired", async || session.acquire(lock, 600_000).await).await
 }
 
 /// Checks every way in which an engine's work on a connection could change the fence's token.
@@ -49,10 +49,10 @@ async fn keep_apart(store: &impl Store, how: usize) {
     let (mut loser, mut winner) = (store.session(how).await, store.session(how).await);
 
     // A sealed writer takes another lock, renews and releases it, and continues.
-    let first = loser.acquire(&orders, 30_000).await.expect("it is free");
+    let first = loser.acquire(&orders, 600_000).await.expect("it is free");
     assert!(loser.seal(&orders, first).await && loser.write(&orders).await);
     for turn in 0..50 {
-        let other = loser.acquire(&stock, 30_000).await.expect("it is free");
+        let other = loser.acquire(&stock, 600_000).await.expect("it is free");
         assert!(other > 0 && loser.write(&orders).await, "after {turn} other locks");
         assert!(loser.renew(&stock, other).await && loser.renew(&orders, first).await);
         assert!(loser.release(&stock, other).await && loser.write(&orders).await, "after {turn} other locks");
@@ -70,7 +70,7 @@ async fn keep_apart(store: &impl Store, how: usize) {
     assert!(winner.write(&orders).await);
 
     // The loser tries to acquire again, fails, and writes all the same.
-    assert_eq!(loser.acquire(&orders, 30_000).await, None);
+    assert_eq!(loser.acquire(&orders, 600_000).await, None);
     assert!(!loser.write(&orders).await && !loser.release(&orders, first).await && !loser.write(&orders).await);
     // The loser acquires again, and has not sealed yet.
     assert!(winner.release(&orders, second).await);
@@ -82,11 +82,11 @@ async fn keep_apart(store: &impl Store, how: usize) {
     let fourth = until_had(&mut winner, &orders).await;
     assert!(fourth > third && winner.seal(&orders, fourth).await);
     assert!(!loser.write(&orders).await && !loser.renew(&orders, third).await && !loser.write(&orders).await);
-    assert_eq!(loser.acquire(&orders, 30_000).await, None);
-    let elsewhere = loser.acquire(&stock, 30_000).await.expect("it is free");
+    assert_eq!(loser.acquire(&orders, 600_000).await, None);
+    let elsewhere = loser.acquire(&stock, 600_000).await.expect("it is free");
     assert!(elsewhere > 0 && !loser.write(&orders).await);
     assert!(winner.write(&orders).await && winner.release(&orders, fourth).await);
-    let fifth = loser.acquire(&orders, 30_000).await.expect("it is free");
+    let fifth = loser.acquire(&orders, 600_000).await.expect("it is free");
     assert!(fifth > fourth && !loser.write(&orders).await && loser.seal(&orders, fifth).await);
     assert!(loser.write(&orders).await && !winner.write(&orders).await);
     assert_eq!(loser.total(&orders).await, 105);
@@ -165,7 +165,7 @@ impl Session for PostgresSession {
     }
 
     async fn wait(&mut self, lock: &str) -> u64 {
-        let sql = format!("CALL palisade.acquire_within('{lock}', '30 s')");
+        let sql = format!("CALL palisade.acquire_within('{lock}', '300 s', '600 s')");
         self.ask(&sql).await.expect("it answers").expect("it is granted").parse().expect("a token")
     }
 
@@ -276,7 +276,7 @@ impl Session for mysql_async::Conn {
     }
 
     async fn wait(&mut self, lock: &str) -> u64 {
-        first(self, &format!("CALL palisade_acquire_within('{lock}', 30000, NULL, 30000)"))
+        first(self, &format!("CALL palisade_acquire_within('{lock}', 600000, NULL, 300000)"))
             .await
             .expect("it is granted")
     }

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use palisade::Loss;
 use palisade_testbench::proxy::Towards;
 
-use super::fixture::{Fixture, LONG_TTL, check, inspect, take, taken, taking, token, until_idle, until_queued};
+use super::fixture::{
+    Fixture, LONG_TTL, SHORT_TTL, check, inspect, is_not_kept_alive, take, taken, taking, token, until_idle,
+    until_queued,
+};
 
-/// Short enough that a silent connection is given up soon, long enough that the session outlives it.
-const TTL: Duration = Duration::from_secs(10);
+/// Long enough that the session outlives a silent connection, which is given up when a call has waited for five seconds.
+const TTL: Duration = Duration::from_secs(60);
 
 /// Fault 4.
 #[test]
@@ -16,14 +18,14 @@ const TTL: Duration = Duration::from_secs(10);
 fn a_grant_whose_reply_comes_after_the_ttl_is_not_handed_out() {
     check(async {
         let fixture = Fixture::new();
-        let (alice, bob) = (fixture.through_proxy(Duration::from_millis(2400)).await, fixture.client(LONG_TTL).await);
+        let (alice, bob) = (fixture.through_proxy(SHORT_TTL).await, fixture.client(LONG_TTL).await);
         let held = take(&bob, "lock").await;
         let waiting = taking(&alice, "lock");
         until_queued(&bob, "lock", 1).await;
         fixture.proxy.black_hole();
         held.release().await.expect("it is held");
         let error = waiting.await.expect("no panic").expect_err("the answer cannot have come in time");
-        assert!(matches!(error.loss(), Some(Loss::Unreachable { .. })), "{error}");
+        assert!(error.loss().is_some_and(is_not_kept_alive), "{error}");
         // The session that holds the lock ends by its TTL.
         drop(take(&bob, "lock").await);
         fixture.proxy.pass();
@@ -120,13 +122,18 @@ fn a_request_that_arrives_again_on_the_old_connection_does_not_end_the_grant() {
 fn a_slow_connection_loses_nothing() {
     check(async {
         let fixture = Fixture::new();
-        let (alice, bob) = (fixture.through_proxy(TTL).await, fixture.client(LONG_TTL).await);
+        // A keep-alive, like any other call, may then take five seconds.
+        let ttl = Duration::from_secs(15);
+        let (alice, bob) = (fixture.through_proxy(ttl).await, fixture.client(LONG_TTL).await);
         let accepted = fixture.proxy.accepted();
         fixture.proxy.delay(Duration::from_millis(100));
         let guard = take(&alice, "lock").await;
         let first = token(&guard);
-        // Longer than the TTL.
-        tokio::time::sleep(TTL * 5 / 4).await;
+        // Each renewal comes a third of the TTL after the one before.
+        for _ in 0..4 {
+            let confirmed = guard.safe_until();
+            guard.renewed(confirmed).await;
+        }
         assert_eq!(token(&guard), first);
         guard.release().await.expect("it is held");
         until_idle(&bob, "lock").await;

@@ -5,6 +5,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use palisade_testbench::bounded::BOUND;
+
 use super::fixture::Fixture;
 
 thread_local! {
@@ -21,7 +23,7 @@ struct RespConnection {
 impl RespConnection {
     fn new(fixture: &Fixture) -> RespConnection {
         let stream = TcpStream::connect(fixture.service.address).expect("it listens");
-        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a bound");
+        stream.set_read_timeout(Some(BOUND)).expect("a bound");
         let heard = BufReader::new(stream.try_clone().expect("two ends"));
         let mut connection = RespConnection { stream, heard };
         assert!(connection.ask("HELLO 3", 19).starts_with("%9 server palisade version"));
@@ -147,15 +149,16 @@ fn a_connection_gets_an_event_once() {
 fn time_while_the_service_was_paused_does_not_count() {
     let fixture = Fixture::new();
     let (mut lives, mut other) = (RespConnection::new(&fixture), RespConnection::new(&fixture));
-    assert_eq!(lives.ask("SESSION OPEN 1500", 5), "%2 session :1 ttl_ms :1500");
-    assert_eq!(lives.ask("LOCK ACQUIRE a SESSION 1", 7), "%3 token :1 session :1 ttl_ms :1500");
+    // Long enough that the session lives until the service is stopped.
+    assert_eq!(lives.ask("SESSION OPEN 15000", 5), "%2 session :1 ttl_ms :15000");
+    assert_eq!(lives.ask("LOCK ACQUIRE a SESSION 1", 7), "%3 token :1 session :1 ttl_ms :15000");
     fixture.service.stop();
     // The standstill is the fault: longer than the session lives.
-    std::thread::sleep(Duration::from_millis(3000));
+    std::thread::sleep(Duration::from_secs(20));
     fixture.service.go_on();
     // Whichever request comes first after that, no other client gets the lock before the holder can send a keep-alive.
     assert_eq!(other.ask("LOCK ACQUIRE a TTL 60000", 1), "_");
-    assert_eq!(lives.ask("SESSION KEEPALIVE 1", 2), "*1 :1500");
+    assert_eq!(lives.ask("SESSION KEEPALIVE 1", 2), "*1 :15000");
 }
 
 #[test]
@@ -170,23 +173,33 @@ fn a_blocking_connection_never_waits_for_itself() {
     assert_eq!(connection.ask("LOCK ACQUIRE a SESSION 1 WAIT 60000 REQ 7 ASYNC", 1), "+QUEUED");
 }
 
-/// After a restart all sessions have the same deadline. Each write ends 256 of them.
+/// After a restart all sessions have the same deadline. Each write ends 256 of them. On a busy machine this process may not run
+/// while they end, so there are several attempts; a service that answered nothing meanwhile would pass none of them.
 #[test]
 fn clients_are_served_while_many_sessions_expire() {
+    assert!(
+        (0..5).any(|_| is_served_while_many_sessions_expire()),
+        "all sessions ended before any request was answered"
+    );
+}
+
+/// Returns whether an answer came after the end of some of many sessions, and before the end of the others.
+fn is_served_while_many_sessions_expire() -> bool {
     const LOCKS: usize = 20_000;
+    const PROBES: usize = 16;
     let mut fixture = Fixture::new();
     let mut holder = RespConnection::new(&fixture);
     for first in (0..LOCKS).step_by(500) {
-        let commands: Vec<_> = (first..first + 500).map(|lock| format!("LOCK ACQUIRE a/{lock} TTL 2000")).collect();
+        let commands: Vec<_> = (first..first + 500).map(|lock| format!("LOCK ACQUIRE a/{lock} TTL 10000")).collect();
         holder.send_all(commands.iter().map(String::as_str));
         holder.read_words(7 * 500);
     }
     fixture.service.kill();
     fixture.service.restart().expect("it starts again");
     let mut other = RespConnection::new(&fixture);
-    let mut left: Vec<_> = (0..LOCKS).step_by(LOCKS / 16).collect();
-    let mut has_seen_some = false;
-    while !left.is_empty() {
+    let mut left: Vec<_> = (0..LOCKS).step_by(LOCKS / PROBES).collect();
+    let mut were_all_held = false;
+    loop {
         // They share a write, so either all of them come before the end of a session, or none.
         let commands: Vec<_> = left.iter().map(|lock| format!("LOCK ACQUIRE a/{lock} TTL 60000")).collect();
         other.send_all(commands.iter().map(String::as_str));
@@ -197,7 +210,12 @@ fn clients_are_served_while_many_sessions_expire() {
             }
             is_held
         });
-        has_seen_some |= !left.is_empty() && left.len() < 16;
+        match left.len() {
+            0 => return false,
+            PROBES => were_all_held = true,
+            // Otherwise some have ended while the others were opened.
+            _ if were_all_held => return true,
+            _ => {}
+        }
     }
-    assert!(has_seen_some, "all sessions ended before any request was answered");
 }

@@ -3,9 +3,8 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::thread;
-use std::time::Duration;
 
-use palisade_testbench::bounded::block_until;
+use palisade_testbench::bounded::{BOUND, block_until};
 use palisade_testbench::credentials::{self, Login};
 use redis::{Connection, ErrorKind, Parser, RedisError, ServerErrorKind, Value, cmd, pipe};
 
@@ -38,7 +37,7 @@ fn assert_reply(connection: &mut Connection, command: &str, expected: Value) {
 
 fn stream(fixture: &Fixture) -> TcpStream {
     let stream = TcpStream::connect(fixture.service.address).expect("it listens");
-    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a bound");
+    stream.set_read_timeout(Some(BOUND)).expect("a bound");
     stream
 }
 
@@ -84,12 +83,12 @@ fn number(connection: &mut Connection, command: &str) -> i64 {
 fn a_lock_of_a_redis_client_is_a_lock_with_a_token() {
     let mut fixture = Fixture::new();
     let (mut one, mut two) = (connection(&fixture), connection(&fixture));
-    assert_reply(&mut one, "SET job:1 7f3a NX PX 60000", Value::Okay);
-    assert_reply(&mut two, "SET job:1 b2c4 PX 60000 NX", Value::Nil);
+    assert_reply(&mut one, "SET job:1 7f3a NX PX 600000", Value::Okay);
+    assert_reply(&mut two, "SET job:1 b2c4 PX 600000 NX", Value::Nil);
     assert_reply(&mut two, "GET job:1", text("7f3a"));
     assert_reply(&mut two, "EXISTS job:1 job:2", Value::Int(1));
-    assert!((50_000..=60_000).contains(&number(&mut two, "PTTL job:1")));
-    assert!((50..=60).contains(&number(&mut two, "ttl job:1")));
+    assert!((300_000..=600_000).contains(&number(&mut two, "PTTL job:1")));
+    assert!((300..=600).contains(&number(&mut two, "ttl job:1")));
     let token = number(&mut one, "LOCK TOKEN job:1 7f3a");
     assert_reply(&mut two, "LOCK TOKEN job:1 b2c4", Value::Nil);
 
@@ -104,7 +103,7 @@ fn a_lock_of_a_redis_client_is_a_lock_with_a_token() {
     // Another client's request queues behind it, and is granted when the script releases it.
     let waiter = thread::spawn({
         let mut waiter = connection(&fixture);
-        move || ask(&mut waiter, "LOCK ACQUIRE job:1 TTL 60000 WAIT 30000")
+        move || ask(&mut waiter, "LOCK ACQUIRE job:1 TTL 600000 WAIT 600000")
     });
     block_until("it waits", || field(&ask(&mut two, "LOCK SHOW job:1").expect("it is held"), "waiter_count") == 1);
     assert_eq!(run(&mut two, RELEASE, &["job:1"], &["b2c4"]), Value::Int(0));
@@ -315,9 +314,9 @@ fn a_value_is_the_secret_of_its_user() {
 fn a_command_behind_an_acquire_that_waits_is_carried_out_after_it() {
     let fixture = Fixture::new();
     let mut one = connection(&fixture);
-    assert_reply(&mut one, "SET a x NX PX 60000", Value::Okay);
+    assert_reply(&mut one, "SET a x NX PX 600000", Value::Okay);
     let mut two = stream(&fixture);
-    let wanted = ["LOCK ACQUIRE b TTL 60000 WAIT 30000", "LOCK ACQUIRE a TTL 60000 WAIT 30000", "SET c x NX"];
+    let wanted = ["LOCK ACQUIRE b TTL 600000 WAIT 600000", "LOCK ACQUIRE a TTL 600000 WAIT 600000", "SET c x NX"];
     two.write_all(&packed(&wanted)).expect("it listens");
     let mut replies = Parser::new();
     let mut next = || replies.parse_value(&mut two).expect("a reply");
@@ -329,7 +328,8 @@ fn a_command_behind_an_acquire_that_waits_is_carried_out_after_it() {
     assert_eq!(next(), Value::Okay);
     assert_reply(&mut one, "EXISTS a b c", Value::Int(3));
     // The lock is free when the commands arrive, and one of them takes it.
-    two.write_all(&packed(&["SET d x NX", "LOCK ACQUIRE d TTL 60000 WAIT 30000", "SET e x NX"])).expect("it listens");
+    two.write_all(&packed(&["SET d x NX", "LOCK ACQUIRE d TTL 600000 WAIT 600000", "SET e x NX"]))
+        .expect("it listens");
     block_until("it waits", || {
         ask(&mut one, "LOCK SHOW d").is_ok_and(|lock| lock != Value::Nil && field(&lock, "waiter_count") == 1)
     });
@@ -345,7 +345,7 @@ fn a_script_announces_its_release() {
         if (lockClientId == ARGV[1] and redis.call('UNLINK', KEYS[1]) == 1) then \
         redis.call('PUBLISH', ARGV[2], KEYS[1]) return true end return false";
     let mut listener = two.as_pubsub();
-    listener.set_read_timeout(Some(Duration::from_secs(60))).expect("a bound");
+    listener.set_read_timeout(Some(BOUND)).expect("a bound");
     listener.psubscribe("locks-channel:*").expect("it is confirmed");
     listener.subscribe("locks-channel").expect("it is confirmed");
     for (lock, channel) in [("locks:a", "locks-channel:locks:a"), ("locks:b", "locks-channel")] {
@@ -367,8 +367,8 @@ fn a_script_announces_its_release() {
 fn nothing_is_carried_out_behind_a_wait_that_was_given_up() {
     let fixture = Fixture::new();
     let mut one = connection(&fixture);
-    assert_reply(&mut one, "SET a x NX PX 60000", Value::Okay);
-    let wait = "LOCK ACQUIRE a TTL 60000 WAIT 60000";
+    assert_reply(&mut one, "SET a x NX PX 600000", Value::Okay);
+    let wait = "LOCK ACQUIRE a TTL 600000 WAIT 600000";
 
     // More came behind it than the service keeps.
     let mut two = stream(&fixture);
@@ -399,7 +399,7 @@ fn a_lock_is_deleted_by_its_name_only_from_the_host_that_took_it() {
     let fixture = Fixture::new();
     let mut one = connection(&fixture);
     assert_reply(&mut one, "SET a x NX PX 60000", Value::Okay);
-    let mut elsewhere = palisade_testbench::bounded::check(Duration::from_secs(60), async {
+    let mut elsewhere = palisade_testbench::bounded::check(BOUND, async {
         let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
         socket.bind(([127, 0, 0, 2], 0).into()).expect("an address of this machine");
         socket.connect(fixture.service.address).await.expect("it listens").into_std().expect("a socket")
