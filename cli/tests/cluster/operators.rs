@@ -4,39 +4,25 @@
 mod outages;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
 
 use palisade_server::{Source, restore};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::common::bounded::{Bounded, until, until_some};
+use crate::common::process::Process;
 use crate::sandbox::Sandbox;
 use crate::servers::free_port;
 
-const BOUND: Duration = Duration::from_secs(60);
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
 struct Cluster {
     sandbox: Sandbox,
     peers: String,
     ports: [u16; 3],
-    nodes: [Option<Child>; 3],
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        self.nodes.iter_mut().flatten().for_each(end);
-    }
-}
-
-fn end(node: &mut Child) {
-    let _ = node.kill();
-    let _ = node.wait();
+    nodes: [Option<Process>; 3],
 }
 
 impl Cluster {
@@ -46,37 +32,25 @@ impl Cluster {
         let ports = NAMES.map(|_| free_port());
         let mut cluster =
             Cluster { sandbox: Sandbox::new(), peers: peers.join(","), ports, nodes: [const { None }; 3] };
-        let ready: Vec<_> = (0..3).map(|at| cluster.spawn(at)).collect();
-        ready.into_iter().for_each(|ready| assert!(ready().contains("ready: resp=")));
+        (0..3).for_each(|at| cluster.spawn(at));
+        (0..3).for_each(|at| cluster.until_ready(at));
         cluster
     }
 
-    /// Starts a node. The result waits for its first line.
-    fn spawn(&mut self, at: usize) -> impl FnOnce() -> String + use<> {
-        let mut command = self.command(at);
-        let mut node = command.stderr(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
-        let errors = BufReader::new(node.stderr.take().unwrap());
-        self.nodes[at] = Some(node);
-        let (sender, lines) = std::sync::mpsc::channel();
-        std::thread::spawn(move || errors.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        move || {
-            let began = Instant::now();
-            loop {
-                let line =
-                    lines.recv_timeout(BOUND.saturating_sub(began.elapsed())).expect("the node says something");
-                if line.contains("palisade: ") {
-                    return line;
-                }
-            }
-        }
-    }
-
-    fn command(&self, at: usize) -> Command {
+    fn spawn(&mut self, at: usize) {
         let mut command = self.sandbox.command(&["serve", "--node", NAMES[at], "--cluster", &self.peers]);
         let directory = self.sandbox.path().join(NAMES[at]);
         command.arg("--data-dir").arg(directory).args(["--http", "off", "--resp"]);
         command.arg(format!("127.0.0.1:{}", self.ports[at]));
-        command
+        self.nodes[at] = Some(Process::named(&format!("node {}", NAMES[at]), &mut command));
+    }
+
+    fn kill(&mut self, at: usize) {
+        self.nodes[at].as_mut().unwrap().kill();
+    }
+
+    fn until_ready(&self, at: usize) {
+        self.nodes[at].as_ref().unwrap().line_with("palisade: ready: resp=");
     }
 
     fn url(&self) -> String {
@@ -104,14 +78,15 @@ fn the_page_can_be_followed_and_a_node_may_die() {
     let mut last = cluster.token(&cluster.url());
     assert_eq!(cluster.nodes_finding()["status"], "ok", "{}", cluster.nodes_finding());
     for at in 0..3 {
-        end(&mut cluster.nodes[at].take().unwrap());
+        cluster.kill(at);
         for _ in 0..2 {
             let token = cluster.token(&cluster.url());
             assert!(token > last, "{token} follows {last}");
             last = token;
         }
         assert_eq!(cluster.nodes_finding()["status"], "warning", "{}", cluster.nodes_finding());
-        assert!(cluster.spawn(at)().contains("ready"));
+        cluster.spawn(at);
+        cluster.until_ready(at);
         // Any node serves any client.
         let token = cluster.token(&format!("palisade://127.0.0.1:{}", cluster.ports[at]));
         assert!(token > last, "{token} follows {last}");
@@ -122,11 +97,11 @@ fn the_page_can_be_followed_and_a_node_may_die() {
 #[test]
 fn a_directory_belongs_to_one_node() {
     let mut cluster = Cluster::start();
-    cluster.nodes.iter_mut().flatten().for_each(end);
+    (0..3).for_each(|at| cluster.kill(at));
     let directory = cluster.sandbox.path().join("a").display().to_string();
     let arguments = ["serve", "--node", "b", "--cluster", &cluster.peers, "--data-dir", &directory];
     let mut command = cluster.sandbox.command(&arguments);
-    let refused = command.args(["--http", "off", "--resp", "127.0.0.1:0"]).output().unwrap();
+    let refused = command.args(["--http", "off", "--resp", "127.0.0.1:0"]).finish();
     let errors = String::from_utf8_lossy(&refused.stderr);
     assert!(errors.contains("and this one is called 'b'"), "{errors}");
     assert_eq!(refused.status.code(), Some(64));
@@ -141,14 +116,7 @@ struct Nodes {
 struct Node {
     resp: u16,
     peers: u16,
-    child: Child,
-    lines: Receiver<String>,
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        end(&mut self.child);
-    }
+    process: Process,
 }
 
 impl Nodes {
@@ -182,15 +150,12 @@ impl Nodes {
         let mut command = self.sandbox.command(&["serve", "--http", "off"]);
         command.arg("--data-dir").arg(directory).args(["--resp", &format!("127.0.0.1:{resp}")]);
         command.args(options.iter().map(|option| option.replace("PEERS", &format!("localhost:{peers}"))));
-        let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).stdin(Stdio::null()).spawn().unwrap();
-        let errors = BufReader::new(child.stderr.take().unwrap());
-        let (sender, lines) = std::sync::mpsc::channel();
-        std::thread::spawn(move || errors.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        self.nodes.insert(name, Node { resp, peers, child, lines });
+        let process = Process::named(&format!("node {name}"), &mut command);
+        self.nodes.insert(name, Node { resp, peers, process });
     }
 
     fn kill(&mut self, name: &str) {
-        end(&mut self.nodes.get_mut(name).unwrap().child);
+        self.nodes.get_mut(name).unwrap().process.kill();
     }
 
     /// Kills a node, and removes its directory.
@@ -201,15 +166,12 @@ impl Nodes {
 
     /// Waits until a node prints a line that contains this.
     fn until_said(&self, name: &str, part: &str) -> String {
-        let until = Instant::now() + BOUND;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let line = self.nodes[name].lines.recv_timeout(left);
-            let line = line.unwrap_or_else(|_| panic!("node {name} did not say '{part}'"));
-            if line.contains(part) {
-                return line;
-            }
-        }
+        self.nodes[name].process.line_with(part)
+    }
+
+    /// Waits for a node to exit, and returns its exit code.
+    fn code(&mut self, name: &str) -> Option<i32> {
+        self.nodes.get_mut(name).unwrap().process.wait().code()
     }
 
     fn url(&self) -> String {
@@ -229,7 +191,7 @@ impl Nodes {
     /// Runs `palisade cluster` and returns its exit code, and what it prints on stderr.
     fn cluster(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let url = self.url();
-        let output = self.sandbox.command(&["cluster", "--url", &url]).args(arguments).output().unwrap();
+        let output = self.sandbox.command(&["cluster", "--url", &url]).args(arguments).finish();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     }
 
@@ -244,19 +206,21 @@ impl Nodes {
     }
 
     fn status_or_none(&self) -> Option<Value> {
-        let output = self.sandbox.command(&["cluster", "--url", &self.url(), "status", "--json"]).output().unwrap();
+        let output = self.sandbox.command(&["cluster", "--url", &self.url(), "status", "--json"]).finish();
         serde_json::from_slice(&output.stdout).ok()
     }
 
     fn leader(&self) -> &'static str {
-        let until = Instant::now() + BOUND;
-        loop {
-            let status = self.status_or_none();
-            if let Some(leader) = status.as_ref().and_then(|status| status["leader"].as_str()) {
-                return self.nodes.keys().find(|name| **name == leader).unwrap();
-            }
-            assert!(Instant::now() < until, "no node leads");
-        }
+        until_some("a node leads", || {
+            let status = self.status_or_none()?;
+            let leader = status["leader"].as_str()?;
+            Some(*self.nodes.keys().find(|name| **name == leader).unwrap())
+        })
+    }
+
+    /// Waits until no node leads.
+    fn until_leaderless(&self) {
+        until("no node leads", || self.status_or_none().is_none_or(|status| status["leader"].is_null()));
     }
 
     fn roles(&self) -> BTreeMap<String, String> {
@@ -297,7 +261,7 @@ fn a_service_is_grown_and_moved_while_a_lock_is_held() {
         nodes.join(name);
     }
     assert_eq!(nodes.roles().keys().collect::<Vec<_>>(), ["a", "b", "c"]);
-    let held = nodes.sandbox.stdout(&["--url", &nodes.url(), "acquire", "held", "--ttl", "5m", "--json"]);
+    let held = nodes.sandbox.stdout(&["--url", &nodes.url(), "acquire", "held", "--ttl", "1h", "--json"]);
     let held = serde_json::from_str::<Value>(&held).unwrap()["token"].as_u64().unwrap();
     assert!(held > before, "{held} follows {before}");
 
@@ -306,7 +270,7 @@ fn a_service_is_grown_and_moved_while_a_lock_is_held() {
     // The leader lets another one lead, votes no more, is removed, and ends.
     nodes.done(&["remove", "a"]);
     nodes.until_said("a", "was removed from its cluster");
-    assert_eq!(nodes.nodes.get_mut("a").unwrap().child.wait().unwrap().code(), Some(64));
+    assert_eq!(nodes.code("a"), Some(64));
     nodes.nodes.remove("a");
     assert_eq!(nodes.roles().keys().collect::<Vec<_>>(), ["b", "c", "d"]);
     let shown = nodes.sandbox.stdout(&["--url", &nodes.url(), "show", "held", "--json"]);
@@ -331,16 +295,12 @@ fn a_node_that_has_lost_its_directory_is_replaced() {
     let (code, errors) = nodes.cluster(&["add", &node]);
     assert_eq!(code, Some(64), "{errors}");
     assert!(errors.contains("palisade cluster remove b"), "{errors}");
-    let until = Instant::now() + BOUND;
-    loop {
+    until("the loss is seen", || {
         let status = nodes.status();
         let members = status["members"].as_array().unwrap();
         let problem = members.iter().find(|member| member["name"] == "b").unwrap()["problem"].as_str();
-        if problem.is_some_and(|problem| problem.contains("its directory was lost")) {
-            break;
-        }
-        assert!(Instant::now() < until, "{status}");
-    }
+        problem.is_some_and(|problem| problem.contains("its directory was lost"))
+    });
     nodes.done(&["remove", "b"]);
     nodes.done(&["add", &node]);
     nodes.until_said("b", "ready");
@@ -354,22 +314,19 @@ fn a_node_that_has_lost_its_directory_is_replaced() {
 fn the_first_founder_that_has_lost_its_directory_is_replaced() {
     let mut cluster = Cluster::start();
     let before = cluster.token(&cluster.url());
-    end(cluster.nodes[0].as_mut().unwrap());
+    cluster.kill(0);
     std::fs::remove_dir_all(cluster.sandbox.path().join("a")).unwrap();
-    let ready = cluster.spawn(0);
+    cluster.spawn(0);
     let url = cluster.url();
     let ask = |arguments: &[&str]| {
-        let output = cluster.sandbox.command(&["cluster", "--url", &url]).args(arguments).output().unwrap();
+        let output = cluster.sandbox.command(&["cluster", "--url", &url]).args(arguments).finish();
         cluster.sandbox.output(&output)
     };
-    let until = Instant::now() + BOUND;
-    while !ask(&["status"]).out.contains("its directory was lost") {
-        assert!(Instant::now() < until, "{:?}", ask(&["status"]).out);
-    }
+    until("the loss is seen", || ask(&["status"]).out.contains("its directory was lost"));
     assert_eq!(ask(&["remove", "a"]).code, Some(0));
     let added = ask(&["add", cluster.peers.split(',').next().unwrap()]);
     assert_eq!(added.code, Some(0), "{}", added.err);
-    assert!(ready().contains("ready: resp="));
+    cluster.until_ready(0);
     assert!(cluster.token(&url) > before);
 }
 
@@ -406,7 +363,7 @@ fn commands_for_operators_pass_over_a_node_that_is_a_cluster_of_its_own() {
     let status = nodes.sandbox.stdout(&["cluster", "--url", &url, "status", "--json"]);
     let status: Value = serde_json::from_str(&status).unwrap();
     assert_eq!(status["members"].as_array().unwrap().len(), 3, "{status}");
-    nodes.sandbox.stdout(&["--url", &url, "acquire", "held", "--ttl", "5m"]);
+    nodes.sandbox.stdout(&["--url", &url, "acquire", "held", "--ttl", "1h"]);
     assert_eq!(nodes.sandbox.run(&["cluster", "--url", &url, "backup", &file]).code, Some(0));
     let restored = ["cluster", "restore", &file, "--data-dir", "new", "--node", "x=localhost:1"];
     let said = nodes.sandbox.run(&restored).err;
@@ -429,7 +386,7 @@ fn a_log_without_its_identity_is_no_empty_directory() {
     std::fs::remove_file(directory.join("identity")).unwrap();
     let begin = |options: &[&str]| {
         let mut command = nodes.sandbox.command(&["serve", "--http", "off", "--resp", "127.0.0.1:0", "--data-dir"]);
-        let output = command.arg(&directory).args(options).output().unwrap();
+        let output = command.arg(&directory).args(options).finish();
         let errors = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(74) && errors.contains("begins with an empty directory"), "{errors}");
     };
@@ -447,7 +404,7 @@ fn a_log_without_its_identity_is_no_empty_directory() {
 fn a_backup_and_a_survivor_give_a_new_cluster_whose_tokens_are_higher() {
     let mut nodes = Nodes::three();
     let url = nodes.url();
-    nodes.sandbox.stdout(&["--url", &url, "acquire", "held", "--ttl", "5m"]);
+    nodes.sandbox.stdout(&["--url", &url, "acquire", "held", "--ttl", "1h"]);
     let path = |name: &str| nodes.sandbox.path().join(name).display().to_string();
     let (backup, restored, recovered, survivor) = (path("backup"), path("restored"), path("recovered"), path("b"));
     nodes.done(&["backup", &backup]);
@@ -455,7 +412,7 @@ fn a_backup_and_a_survivor_give_a_new_cluster_whose_tokens_are_higher() {
     // It is in use by a node that runs.
     let options = ["recover", "--dangerous-lose-unreplicated", &survivor, "--data-dir", &recovered];
     assert_eq!(nodes.cluster(&options).0, Some(69));
-    nodes.nodes.values_mut().for_each(|node| end(&mut node.child));
+    nodes.nodes.values_mut().for_each(|node| node.process.kill());
     let without = ["recover", &survivor, "--data-dir", &recovered];
     assert_eq!(nodes.cluster(&without).0, Some(64));
     nodes.done(&options);
@@ -492,8 +449,11 @@ fn nodes_trust_the_certificates_of_their_authority_only() {
     let sandbox = nodes.sandbox.path().to_owned();
     let path = |name: &str| sandbox.join(name).display().to_string();
     let (ours, theirs) = (path("ours"), path("theirs"));
-    nodes.sandbox.command(&["cluster", "keys", &ours, "a=localhost", "b=localhost"]).output().unwrap();
-    nodes.sandbox.command(&["cluster", "keys", &theirs, "c=localhost"]).output().unwrap();
+    for keys in
+        [&["cluster", "keys", &ours, "a=localhost", "b=localhost"][..], &["cluster", "keys", &theirs, "c=localhost"]]
+    {
+        assert_eq!(nodes.sandbox.run(keys).code, Some(0), "{keys:?}");
+    }
     let tls = |directory: &str, name: &str| {
         let file = |file: &str| format!("{directory}/{file}");
         [
@@ -531,12 +491,12 @@ fn nodes_trust_the_certificates_of_their_authority_only() {
 
     // Another authority signs new certificates, which the nodes read while they run. What one of two says needs the other.
     let new = path("new");
-    nodes.sandbox.command(&["cluster", "keys", &new, "a=localhost", "b=localhost"]).output().unwrap();
+    assert_eq!(nodes.sandbox.run(&["cluster", "keys", &new, "a=localhost", "b=localhost"]).code, Some(0));
     for file in ["ca.pem", "a.pem", "a.key", "b.pem", "b.key"] {
         std::fs::copy(format!("{new}/{file}"), format!("{ours}/{file}")).unwrap();
     }
     for name in ["a", "b"] {
-        kill_process(Pid::from_child(&nodes.nodes[name].child), Signal::HUP).unwrap();
+        nodes.nodes[name].process.signal(Signal::HUP);
         nodes.until_said(name, "read again");
     }
     nodes.nodes.remove("c");
@@ -559,7 +519,7 @@ fn requests_that_cannot_be_carried_out_say_why() {
         (vec!["add", "b c=host:1"], 64, "cannot be a node's name"),
         (vec!["add", "b=host:0"], 64, "is not HOST:PORT"),
         (vec!["add", "b=192.0.2.1:7422"], 64, "is on another host"),
-        (vec!["add", "b=localhost:1", "--timeout", "1s"], 69, "palisade serve --node b --join --peers localhost:1"),
+        (vec!["add", "b=localhost:1", "--timeout", "5s"], 69, "palisade serve --node b --join --peers localhost:1"),
         (vec!["restore", "/nowhere/file", "--data-dir", "/nowhere/new"], 74, "cannot read /nowhere/file"),
     ] {
         let (found, errors) = nodes.cluster(&arguments);
@@ -570,9 +530,8 @@ fn requests_that_cannot_be_carried_out_say_why() {
     others.until_said("z", "ready");
     let (code, errors) = nodes.cluster(&["add", &others.node("z")]);
     assert!(code == Some(64) && errors.contains("belongs to a cluster already"), "{code:?} {errors}");
-    let output = nodes.sandbox.command(&["cluster", "--url", "embedded:", "status"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(64));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("is not a cluster of the service"));
+    let other = nodes.sandbox.run(&["cluster", "--url", "embedded:", "status"]);
+    assert!(other.code == Some(64) && other.err.contains("is not a cluster of the service"), "{other:?}");
 }
 
 /// A damaged node does not start, and the others go on. Its directory is emptied, and it comes back as another member.
@@ -590,7 +549,7 @@ fn a_node_whose_log_is_damaged_is_replaced() {
     nodes.start("b", &[]);
     let said = nodes.until_said("b", "does not start");
     assert!(said.contains("palisade cluster remove b") && said.contains("--join"), "{said}");
-    assert_eq!(nodes.nodes.get_mut("b").unwrap().child.wait().unwrap().code(), Some(74));
+    assert_eq!(nodes.code("b"), Some(74));
     assert!(nodes.token() > before);
     std::fs::remove_dir_all(&directory).unwrap();
     nodes.done(&["remove", "b"]);
@@ -637,12 +596,11 @@ fn changes_of_the_nodes_under_load_cost_no_grant() {
         };
         let workers = [scope.spawn(work), scope.spawn(work), scope.spawn(work)];
         let more = || {
-            let (before, until) = (tokens.lock().unwrap().1, Instant::now() + BOUND);
-            while tokens.lock().unwrap().1 < before + 20 {
+            let before = tokens.lock().unwrap().1;
+            until("locks are granted", || {
                 assert!(workers.iter().all(|worker| !worker.is_finished()), "a client has ended");
-                assert!(Instant::now() < until, "no lock is granted");
-                std::thread::sleep(Duration::from_millis(5));
-            }
+                tokens.lock().unwrap().1 >= before + 20
+            });
         };
         let changing = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             more();
@@ -702,7 +660,7 @@ fn a_node_without_users_is_refused_by_those_with_users() {
     let config = config.display().to_string();
     let secret = made.out.lines().nth(1).unwrap().trim_start_matches("# ");
     let keys = nodes.sandbox.path().join("keys").display().to_string();
-    nodes.sandbox.command(&["cluster", "keys", &keys, "a=localhost", "b=localhost", "c=localhost"]).output().unwrap();
+    nodes.sandbox.run(&["cluster", "keys", &keys, "a=localhost", "b=localhost", "c=localhost"]);
     let all = NAMES.map(|name| format!("{name}=localhost:{}", free_port())).join(",");
     for name in NAMES {
         let file = |ending: &str| format!("{keys}/{name}.{ending}");
@@ -716,20 +674,13 @@ fn a_node_without_users_is_refused_by_those_with_users() {
     // It answers, and the operator sees that it is no help.
     let ports = ["a", "c"].map(|name| format!("127.0.0.1:{}", nodes.nodes[name].resp)).join(",");
     let url = format!("palisade://ops:{secret}@{ports}");
-    let until = Instant::now() + BOUND;
-    loop {
-        let output = nodes.sandbox.command(&["cluster", "--url", &url, "status"]).output().unwrap();
-        let status = nodes.sandbox.output(&output);
-        if status.out.contains("it has no users, so node") {
-            break;
-        }
-        assert!(Instant::now() < until, "{} {}", status.out, status.err);
-    }
+    until("the status says so", || {
+        nodes.sandbox.run(&["cluster", "--url", &url, "status"]).out.contains("it has no users, so node")
+    });
     // Without certificates, any process could speak as a node.
     let founder = ["serve", "--node", "x", "--cluster", "x=localhost:7", "--config", &config, "--data-dir", "x"];
-    let output = nodes.sandbox.command(&founder).output().unwrap();
-    assert_eq!(output.status.code(), Some(64));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("any process on this machine could speak as a node"));
+    let refused = nodes.sandbox.stderr(64, &founder);
+    assert!(refused.contains("any process on this machine could speak as a node"), "{refused}");
 }
 
 /// An older copy of its directory lacks what it has acknowledged. It says so and ends, and the others go on.
@@ -739,27 +690,23 @@ fn a_node_with_an_older_copy_of_its_directory_stops() {
     let name = if nodes.leader() == "b" { "c" } else { "b" };
     let (directory, copy) = (nodes.sandbox.path().join(name), nodes.sandbox.path().join("copy"));
     nodes.kill(name);
-    let copied = Command::new("cp").arg("-a").arg(&directory).arg(&copy).status().unwrap();
-    assert!(copied.success());
+    let copied = nodes.sandbox.program("cp").arg("-a").arg(&directory).arg(&copy).finish();
+    assert!(copied.status.success(), "{copied:?}");
     nodes.start(name, &[]);
     nodes.until_said(name, "ready");
     nodes.done(&["transfer", "a"]);
     let last = (0..20).map(|_| nodes.token()).max().unwrap();
-    let until = Instant::now() + BOUND;
-    let has_all = |nodes: &Nodes| {
+    until("no node lags", || {
         let status = nodes.status();
         status["members"].as_array().unwrap().iter().all(|member| member["lag"] == 0)
-    };
-    while !has_all(&nodes) {
-        assert!(Instant::now() < until, "{}", nodes.status());
-    }
+    });
     nodes.kill(name);
     std::fs::remove_dir_all(&directory).unwrap();
     std::fs::rename(&copy, &directory).unwrap();
     nodes.start(name, &[]);
     let said = nodes.until_said(name, "that this node has acknowledged");
     assert!(said.contains(&format!("palisade cluster remove {name}")), "{said}");
-    assert_eq!(nodes.nodes.get_mut(name).unwrap().child.wait().unwrap().code(), Some(74));
+    assert_eq!(nodes.code(name), Some(74));
     assert!(nodes.token() > last);
 }
 
@@ -768,7 +715,7 @@ fn a_node_with_an_older_copy_of_its_directory_stops() {
 fn clients_of_a_cluster_refuse_a_service_of_its_own() {
     let mut nodes = Nodes::three();
     let url = nodes.url();
-    nodes.sandbox.stdout(&["--url", &url, "acquire", "held", "--ttl", "5m"]);
+    nodes.sandbox.stdout(&["--url", &url, "acquire", "held", "--ttl", "1h"]);
     nodes.lose_directory("a");
     nodes.start("a", &[]);
     nodes.until_said("a", "ready");
@@ -786,7 +733,7 @@ fn clients_of_a_cluster_refuse_a_service_of_its_own() {
 fn clients_of_a_cluster_refuse_a_service_of_its_own_also_if_it_is_all_that_runs() {
     let mut nodes = Nodes::three();
     let url = nodes.url();
-    nodes.nodes.values_mut().for_each(|node| end(&mut node.child));
+    nodes.nodes.values_mut().for_each(|node| node.process.kill());
     std::fs::remove_dir_all(nodes.sandbox.path().join("a")).unwrap();
     nodes.start("a", &[]);
     nodes.until_said("a", "ready");
@@ -813,10 +760,7 @@ fn a_node_that_is_needed_is_not_removed() {
     assert!(code == Some(64) && errors.contains("no regular file"), "{code:?} {errors}");
     // Without a majority there is no backup.
     nodes.kill("c");
-    let until = Instant::now() + BOUND;
-    while nodes.status_or_none().is_some_and(|status| !status["leader"].is_null()) {
-        assert!(Instant::now() < until, "a node leads without a majority");
-    }
+    nodes.until_leaderless();
     let file = nodes.sandbox.path().join("file");
     let (code, errors) = nodes.cluster(&["backup", &file.display().to_string()]);
     assert!(code == Some(69) && !file.exists(), "{code:?} {errors}");

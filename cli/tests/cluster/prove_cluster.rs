@@ -9,6 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::common::bounded::Bounded;
 use crate::sandbox::{Numbers, Sandbox, have_ended};
 
 fn json(text: &str) -> Value {
@@ -17,7 +18,7 @@ fn json(text: &str) -> Value {
 
 /// Runs an experiment with each kind of fault once. Checks that nothing was lost behind the fence, and that no node ended by itself.
 fn short_run(sandbox: &Sandbox, options: &[&str]) -> Value {
-    let output = sandbox.run(&[&["prove", "cluster", "--for", "1s", "--json"], options].concat());
+    let output = sandbox.run_long(&[&["prove", "cluster", "--for", "1s", "--json"], options].concat());
     // In so short a time, nothing may be lost without a fence either.
     assert!(matches!(output.code, Some(0 | 1)), "{output:?}");
     assert_eq!(output.err, "");
@@ -64,7 +65,7 @@ fn help_has_examples_and_exit_codes() {
 #[test]
 fn three_nodes_lose_nothing_behind_the_fence() {
     let sandbox = Sandbox::new();
-    let report = short_run(&sandbox, &["--ttl", "500ms", "--seed", "7", "--svg", "timeline.svg"]);
+    let report = short_run(&sandbox, &["--ttl", "1s", "--seed", "7", "--svg", "timeline.svg"]);
     let expected: BTreeSet<_> = ON_EVERY_SYSTEM.into_iter().chain(["clock"]).collect();
     assert_eq!((kinds(&report), skipped(&report)), (expected, BTreeSet::from(["ring"])), "{report:#}");
     assert_eq!((&report["system"], &report["nodes"], &report["seed"]), (&"palisade".into(), &3.into(), &7.into()));
@@ -83,7 +84,7 @@ fn three_nodes_lose_nothing_behind_the_fence() {
 #[ignore = "long: an experiment with faults"]
 fn five_nodes_are_also_cut_to_a_ring() {
     let sandbox = Sandbox::new();
-    let report = short_run(&sandbox, &["--ttl", "500ms", "--nodes", "5"]);
+    let report = short_run(&sandbox, &["--ttl", "1s", "--nodes", "5"]);
     let expected: BTreeSet<_> = ON_EVERY_SYSTEM.into_iter().chain(["clock", "ring"]).collect();
     assert_eq!((kinds(&report), skipped(&report)), (expected, BTreeSet::new()), "{report:#}");
 }
@@ -163,7 +164,7 @@ fn a_missing_program_is_named() {
     }
     for (system, program, package) in systems {
         let mut command = sandbox.command(&["prove", "cluster", "--system", system]);
-        let output = sandbox.output(&command.env("PATH", sandbox.path()).output().unwrap());
+        let output = sandbox.output(&command.env("PATH", sandbox.path()).finish());
         let message = format!("palisade: {program} is not installed; on Debian: apt-get install {package}\n");
         assert_eq!((output.code, output.err), (Some(69), message));
     }
@@ -178,7 +179,7 @@ fn nodes_that_do_not_start_are_reported_before_the_time_out() {
     fs::write(&program, "#!/bin/sh\n[ \"$1\" = --version ] || { echo 'no such option'; exit 2; }\n").unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = sandbox.command(&["prove", "cluster", "--system", "etcd"]);
-    let output = sandbox.output(&command.env("PATH", sandbox.path()).output().unwrap());
+    let output = sandbox.output(&command.env("PATH", sandbox.path()).finish());
     assert_eq!(output.code, Some(69), "{output:?}");
     assert!(output.err.contains("the nodes do not start; they printed:\nnode1: no such option\n"), "{output:?}");
 }

@@ -1,14 +1,18 @@
 //! `palisade advise`, as a shell sees it: the real binary, with no terminal attached.
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
+
+use crate::common::bounded::Bounded;
+use crate::common::environment::{self, NO_HOME};
 
 fn palisade(args: &[&str]) -> Output {
-    command(args).output().expect("palisade runs")
+    command(args).finish()
 }
 
+/// The command needs no files.
 fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_palisade"));
-    command.args(args).stdin(Stdio::null()).env_remove("CLICOLOR_FORCE").env("COLUMNS", "100");
+    let mut command = environment::palisade(NO_HOME);
+    command.args(args).env("COLUMNS", "100");
     command
 }
 
@@ -81,9 +85,9 @@ fn misuse_exits_64_and_says_what_is_possible() {
 fn output_to_a_pipe_or_with_no_color_has_no_colour() {
     let answers = advise("--if-two-hold wasted-work --work own");
     assert!(!stdout(&answers).contains('\u{1b}'));
-    let plain = command(&answers).env("NO_COLOR", "1").output().unwrap();
+    let plain = command(&answers).env("NO_COLOR", "1").finish();
     assert!(!plain.stdout.contains(&0x1b));
-    let forced = command(&answers).env("CLICOLOR_FORCE", "1").env_remove("NO_COLOR").output().unwrap();
+    let forced = command(&answers).env("CLICOLOR_FORCE", "1").finish();
     assert!(forced.stdout.contains(&0x1b), "the colours can be asked for");
 }
 
@@ -92,7 +96,7 @@ fn a_closed_stdout_is_no_failure() {
     for args in [advise("--if-two-hold wasted-work --work own"), advise("--help"), vec!["--version"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let output = command(&args).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        let output = command(&args).finish_into(writer);
         assert_eq!(output.status.code(), Some(0), "{args:?}");
         assert!(output.stderr.is_empty(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
@@ -103,7 +107,7 @@ fn a_closed_stdout_is_no_failure() {
 fn a_full_disk_is_a_failure() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let args = advise("--if-two-hold wasted-work --work own --json");
-    let output = command(&args).stdout(full).output().unwrap();
+    let output = command(&args).finish_into(full);
     assert_eq!(output.status.code(), Some(74));
     assert!(String::from_utf8_lossy(&output.stderr).contains("palisade: reading or writing failed"));
 }

@@ -1,34 +1,16 @@
 //! `palisade fence`: servers accept what it prints.
 
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::Duration;
-
+use crate::common::bounded::until;
+use crate::common::process::Process;
 use crate::sandbox::Sandbox;
 
-/// A Redis that ends with the test.
-struct Redis(Child);
-
-impl Redis {
-    fn start(directory: &Path, options: &[&str]) -> Redis {
-        let socket = directory.join("redis.sock");
-        let mut command = Command::new("redis-server");
-        command.args(["--port", "0", "--save", "", "--unixsocket"]).arg(&socket).arg("--dir").arg(directory);
-        let child =
-            command.args(options).stdout(Stdio::null()).spawn().expect("redis-server is installed: scripts/setup");
-        while !socket.exists() {
-            thread::sleep(Duration::from_millis(5));
-        }
-        Redis(child)
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Starts a Redis that listens at `redis.sock`.
+fn start_redis(sandbox: &Sandbox, options: &[&str]) -> Process {
+    let mut command = sandbox.program("redis-server");
+    command.args(["--port", "0", "--save", "", "--unixsocket", "redis.sock"]).args(options);
+    let redis = Process::start(&mut command);
+    until("Redis listens", || sandbox.path().join("redis.sock").exists());
+    redis
 }
 
 #[test]
@@ -62,12 +44,12 @@ fn the_printed_fence_can_be_installed() {
 fn functions_are_installed_only_where_marks_are_not_evicted() {
     let sandbox = Sandbox::new();
     let server = format!("redis+unix://{}/redis.sock", sandbox.path().display());
-    let redis = Redis::start(sandbox.path(), &[]);
+    let redis = start_redis(&sandbox, &[]);
     assert_eq!(sandbox.stdout(&["fence", "redis", "--install", &server]), "the functions are installed\n");
     assert_eq!(sandbox.stdout(&["fence", "redis", "--install", &server]), "the functions are installed\n");
     drop(redis);
     std::fs::remove_file(sandbox.path().join("redis.sock")).expect("it has ended");
-    let _redis = Redis::start(sandbox.path(), &["--maxmemory-policy", "allkeys-random"]);
+    let _redis = start_redis(&sandbox, &["--maxmemory-policy", "allkeys-random"]);
     let output = sandbox.run(&["fence", "redis", "--install", &server]);
     assert_eq!(output.code, Some(64), "{}", output.err);
     assert!(output.err.contains("noeviction"), "{}", output.err);

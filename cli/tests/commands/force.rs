@@ -1,14 +1,22 @@
 //! `palisade break`, as a shell and a person at a terminal see it: the real binary.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::process::Stdio;
+use std::ops::Deref;
 
+use crate::common::bounded::Bounded;
 use crate::common::terminal::Terminal;
-use crate::common::{TestEngine, without_times};
-use palisade::Loss;
+use crate::common::{TestEngine, within, without_times};
+use palisade::blocking::Held;
+use palisade::{Guard, Loss};
 
 const HARMFUL: &str = "report \u{1b}[31mred\n on host-b (pid 12)";
 const CONFIRMED: [&str; 3] = ["--yes", "--reason", "it hangs"];
+
+/// Waits until a lock is lost, and checks that it was by force.
+fn assert_forced<G: Deref<Target = Guard> + Send + 'static>(guard: Held<G>) {
+    let loss = within("the loss of the lock", move || guard.wait_until_lost());
+    assert!(matches!(loss, Loss::ForcedBy { .. }));
+}
 
 fn breaking<'a>(args: &[&'a str]) -> Vec<&'a str> {
     [&["break"], args].concat()
@@ -26,7 +34,7 @@ fn a_broken_lock_is_free_and_one_token_is_kept_for_sealing() {
     let guard = holder.lock("orders/42").acquire().unwrap();
     let next = engine.queue("deploy", "orders/42");
     insta::assert_snapshot!("broken", engine.stdout(&breaking(&[&["orders/42"], &CONFIRMED[..]].concat())));
-    assert!(matches!(guard.wait_until_lost(), Loss::ForcedBy { .. }));
+    assert_forced(guard);
     let next = next.join().unwrap().unwrap();
     assert_eq!(next.token().unwrap().get(), 3, "the token in between is for sealing");
     let lock = holder.inspect("orders/42").unwrap().unwrap();
@@ -122,7 +130,7 @@ fn the_holder_is_shown_before_the_question() {
     terminal.press("y\r");
     assert_eq!(terminal.end().code(), Some(0));
     without_times(|| insta::assert_snapshot!("asked", terminal.screen_text()));
-    assert!(matches!(guard.wait_until_lost(), Loss::ForcedBy { .. }));
+    assert_forced(guard);
 }
 
 #[test]
@@ -167,7 +175,7 @@ fn a_grant_that_is_newer_than_the_question_is_kept() {
 fn all_holders_are_shown_unless_one_was_named() {
     let engine = TestEngine::new();
     let clients = ["one", "two", "three"].map(|label| engine.client(label));
-    let read = clients.each_ref().map(|client| client.read_lock("orders/42").acquire().unwrap());
+    let [first, second, third] = clients.each_ref().map(|client| client.read_lock("orders/42").acquire().unwrap());
     let mut terminal = interactively(&engine, &["--token", "2", "--reason", "it hangs"]);
     terminal.wait_for("[y/N]");
     assert!(
@@ -177,15 +185,13 @@ fn all_holders_are_shown_unless_one_was_named() {
     );
     terminal.press("y\r");
     assert_eq!(terminal.end().code(), Some(0));
-    assert!(matches!(read[1].wait_until_lost(), Loss::ForcedBy { .. }));
+    assert_forced(second);
     let mut terminal = interactively(&engine, &["--reason", "they hang"]);
     terminal.wait_for("[y/N]");
     without_times(|| insta::assert_snapshot!("asked-for-all", terminal.screen_text()));
     terminal.press("y\r");
     assert_eq!(terminal.end().code(), Some(0));
-    for guard in [&read[0], &read[2]] {
-        assert!(matches!(guard.wait_until_lost(), Loss::ForcedBy { .. }));
-    }
+    [first, third].into_iter().for_each(assert_forced);
 }
 
 #[test]
@@ -196,7 +202,7 @@ fn a_closed_stdout_is_no_failure() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let args = breaking(&[&["orders/42"], &CONFIRMED[..]].concat());
-    let output = engine.command(&args).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    let output = engine.command(&args).finish_into(writer);
     assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
-    assert!(matches!(guard.wait_until_lost(), Loss::ForcedBy { .. }));
+    assert_forced(guard);
 }

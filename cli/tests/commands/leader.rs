@@ -2,6 +2,7 @@
 
 use rustix::process::Signal;
 
+use crate::common::bounded::Bounded;
 use crate::sandbox::Sandbox;
 
 #[test]
@@ -92,7 +93,7 @@ fn a_closed_stdout_is_no_failure() {
     for json in [&["leader", "scheduler"][..], &["leader", "scheduler", "--json"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let output = sandbox.output(&sandbox.command(json).stdout(writer).output().unwrap());
+        let output = sandbox.output(&sandbox.command(json).finish_into(writer));
         assert_eq!((output.code, output.err.as_str()), (Some(0), ""));
     }
 }
@@ -103,6 +104,6 @@ fn colour_is_for_terminals() {
     let _leadership = sandbox.client("a").campaign("scheduler", "x").unwrap();
     let args = ["leader", "scheduler"];
     assert!(!sandbox.stdout(&args).contains('\u{1b}'));
-    let forced = sandbox.command(&args).env("CLICOLOR_FORCE", "1").env_remove("NO_COLOR").output().unwrap();
+    let forced = sandbox.command(&args).env("CLICOLOR_FORCE", "1").finish();
     assert!(sandbox.output(&forced).out.contains('\u{1b}'), "the colours can be asked for");
 }

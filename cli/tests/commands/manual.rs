@@ -1,8 +1,8 @@
 //! `palisade completions` and `palisade man`: shells and `man` can read what they print.
 
 use std::fs;
-use std::process::Command;
 
+use crate::common::bounded::Bounded;
 use crate::sandbox::Sandbox;
 
 const SHELLS: [&str; 5] = ["bash", "zsh", "fish", "elvish", "powershell"];
@@ -57,7 +57,7 @@ fn bash_completes_commands_and_options() {
         let count = before.split(' ').count();
         let call = format!("COMP_WORDS=({before} '{last}'); COMP_CWORD={count}; _palisade palisade '{last}' ''");
         let ask = format!(". '{}'\n{call}\necho \"${{COMPREPLY[@]}}\"", script.display());
-        let output = Command::new("bash").arg("-c").arg(ask).output().expect("bash runs");
+        let output = sandbox.program("bash").arg("-c").arg(ask).finish();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("UTF-8")
     };
@@ -112,7 +112,7 @@ fn a_closed_stdout_is_no_failure() {
     for args in [&["completions", "bash"][..], &["man"], &["man", "doctor"], &["man", "--out", "pages"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let output = sandbox.output(&sandbox.command(args).stdout(writer).output().unwrap());
+        let output = sandbox.output(&sandbox.command(args).finish_into(writer));
         assert_eq!((output.code, output.err.as_str()), (Some(0), ""), "{args:?}");
     }
     assert!(sandbox.path().join("pages/palisade-man.1").exists(), "all pages are written all the same");
@@ -133,7 +133,7 @@ fn help_is_wrapped_once_at_every_width() {
     for command in with_descendants(&sandbox, Vec::new()) {
         let args: Vec<&str> = command.iter().map(String::as_str).chain(["--help"]).collect();
         let listings = [80, 120].map(|width| {
-            let output = sandbox.command(&args).env("COLUMNS", width.to_string()).output().unwrap();
+            let output = sandbox.command(&args).env("COLUMNS", width.to_string()).finish();
             let help = String::from_utf8(output.stdout).unwrap();
             let after = help.split_once("\nExamples:\n").map_or("", |(_, after)| after);
             let (listings, prose): (Vec<_>, Vec<_>) = after.split("\n\n").map(str::to_owned).partition(|block| {

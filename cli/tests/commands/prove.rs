@@ -8,6 +8,7 @@ use palisade::{Ending, Event, SessionEnd};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::common::bounded::{Bounded, within};
 use crate::sandbox::{Numbers, Sandbox, have_ended};
 
 fn json(text: &str) -> Value {
@@ -40,7 +41,7 @@ fn help_has_examples_and_exit_codes() {
 fn without_a_fence_paused_writers_lose_updates_and_behind_the_strict_one_none() {
     let sandbox = Sandbox::new();
     let args = ["prove", "pauses", "--resource", "file:.", "--ttl", "500ms", "--overtaken", "2", "--json"];
-    let report = json(&sandbox.stdout(&args));
+    let report = json(&sandbox.stdout_long(&args));
     for name in ["none", "ratchet", "strict"] {
         assert!(result(&report, name)["overtaken"].as_u64() >= Some(2), "{report:#}");
     }
@@ -60,7 +61,7 @@ fn the_report_is_a_table_and_a_line_for_each_kind_of_fencing() {
     let sandbox = Sandbox::new();
     let args =
         ["prove", "pauses", "--resource", "sqlite:try.db", "--ttl", "300ms", "--overtaken", "1", "--seed", "7"];
-    let text = sandbox.stdout(&args);
+    let text = sandbox.stdout_long(&args);
     let lines: Vec<&str> = text.lines().collect();
     let head = sandbox.redacted(&lines[..2].join("\n"), Numbers::Kept);
     assert_eq!(
@@ -81,9 +82,9 @@ fn the_report_is_a_table_and_a_line_for_each_kind_of_fencing() {
 #[test]
 fn in_the_wrong_order_a_ratchet_loses_an_update_and_a_seal_does_not() {
     let sandbox = Sandbox::new();
-    let text = sandbox.redacted(&sandbox.stdout(&["prove", "order", "--resource", "file:."]), Numbers::Kept);
+    let text = sandbox.redacted(&sandbox.stdout_long(&["prove", "order", "--resource", "file:."]), Numbers::Kept);
     insta::assert_snapshot!("prove-order", text);
-    let report = json(&sandbox.stdout(&["prove", "order", "--resource", "sqlite:try.db", "--json"]));
+    let report = json(&sandbox.stdout_long(&["prove", "order", "--resource", "sqlite:try.db", "--json"]));
     let lost = ["none", "ratchet", "strict"].map(|name| result(&report, name)["lost"].as_u64());
     assert_eq!(lost, [Some(1), Some(1), Some(0)], "{report:#}");
     assert_eq!(leftovers(&sandbox), [""; 0]);
@@ -101,7 +102,7 @@ fn no_writer_outlives_the_experiment() {
         let is_expiry = |seen: Watched| {
             matches!(seen, Watched::Event(Event::GrantEnded { how: Ending::SessionEnded(SessionEnd::Expired), .. }))
         };
-        assert!(watch.any(is_expiry), "the watch lasts as long as its client");
+        assert!(within("an expiry", move || watch.any(is_expiry)), "the watch lasts as long as its client");
         let writers = running.children();
         assert_eq!(writers.len(), 5, "they are its children");
         running.signal(signal);
@@ -147,7 +148,7 @@ fn an_unreachable_resource_is_named_without_its_secret() {
 #[test]
 fn a_run_that_loses_nothing_is_inconclusive_and_exits_1() {
     let sandbox = Sandbox::new();
-    let output = sandbox.run(&["prove", "pauses", "--for", "1ms", "--json"]);
+    let output = sandbox.run_long(&["prove", "pauses", "--for", "1ms", "--json"]);
     assert_eq!((output.code, output.err.as_str()), (Some(1), ""));
     let report = json(&output.out);
     assert_eq!(report["shown"], false);
@@ -159,7 +160,7 @@ fn a_run_that_loses_nothing_is_inconclusive_and_exits_1() {
 #[ignore = "long: several seconds on a real server"]
 fn redlock_grants_one_lock_twice_and_behind_a_fence_nothing_is_lost() {
     let sandbox = Sandbox::new();
-    let report = json(&sandbox.stdout(&["prove", "redlock", "--json", "--svg", "redlock.svg"]));
+    let report = json(&sandbox.stdout_long(&["prove", "redlock", "--json", "--svg", "redlock.svg"]));
     assert_eq!(report["shown"], true, "{report:#}");
     let result = |schedule: &str, kept: &str| {
         let timelines = report["timelines"].as_array().unwrap();
@@ -184,7 +185,7 @@ fn redlock_grants_one_lock_twice_and_behind_a_fence_nothing_is_lost() {
 #[test]
 fn prove_redlock_needs_redis_and_says_so() {
     let sandbox = Sandbox::new();
-    let output = sandbox.command(&["prove", "redlock"]).env("PATH", sandbox.path()).output().unwrap();
+    let output = sandbox.command(&["prove", "redlock"]).env("PATH", sandbox.path()).finish();
     assert_eq!(output.status.code(), Some(69));
     let output = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output, "palisade: redis-server is not installed; on Debian: apt-get install redis-server faketime\n");

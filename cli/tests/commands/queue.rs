@@ -2,11 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::common::bounded::{Bounded, TIMEOUT, until};
+use crate::common::process::Process;
 use crate::sandbox::{CommandOutput, Running, Sandbox};
 use palisade_cli::harness::wall_clock::WallClock;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -14,8 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 /// Runs `palisade queue`, with the store of the sandbox.
 fn queue(sandbox: &Sandbox, args: &[&str]) -> CommandOutput {
     let mut command = sandbox.command(&["queue"]);
-    let output = command.args(args).env("PALISADE_STORE", store(sandbox)).output().unwrap();
-    sandbox.output(&output)
+    sandbox.output(&command.args(args).env("PALISADE_STORE", store(sandbox)).finish())
 }
 
 fn store(sandbox: &Sandbox) -> String {
@@ -26,6 +26,15 @@ fn push(sandbox: &Sandbox, key: &str, payload: &str) -> String {
     let pushed = queue(sandbox, &["push", "orders", "--key", key, payload]);
     assert_eq!((pushed.code, pushed.err.as_str()), (Some(0), ""));
     pushed.out.trim().to_owned()
+}
+
+/// Adds a job of the key `a`, whose payload is read from a file.
+fn push_from_stdin(sandbox: &Sandbox, payload: &str) {
+    let file = sandbox.path().join("payload");
+    fs::write(&file, payload).unwrap();
+    let mut push = sandbox.command(&["queue", "push", "orders", "--key", "a"]);
+    push.stdin(fs::File::open(file).unwrap()).env("PALISADE_STORE", store(sandbox));
+    assert!(push.finish().status.success());
 }
 
 /// Does all jobs that are due with this script.
@@ -39,11 +48,7 @@ fn a_command_gets_each_job_in_order_with_a_rising_token() {
     let sandbox = Sandbox::new();
     push(&sandbox, "a", "1");
     push(&sandbox, "a", "2");
-    let mut piped = sandbox.command(&["queue", "push", "orders", "--key", "a"]);
-    piped.env("PALISADE_STORE", store(&sandbox)).stdin(Stdio::piped()).stdout(Stdio::null());
-    let mut piped = piped.spawn().unwrap();
-    piped.stdin.take().unwrap().write_all(b"3").unwrap();
-    assert!(piped.wait().unwrap().success());
+    push_from_stdin(&sandbox, "3");
     let script = "echo $PALISADE_JOB_KEY $PALISADE_JOB_TOKEN $PALISADE_JOB_ATTEMPT $(cat) >>done";
     assert_eq!(drain(&sandbox, &[], script), CommandOutput { code: Some(0), out: String::new(), err: String::new() });
     assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "a 1 1 1\na 2 1 2\na 3 1 3\n");
@@ -92,10 +97,15 @@ fn a_failed_job_becomes_a_dead_letter_that_can_be_retried_or_dropped() {
 /// A command with a child. It prints the numbers of both processes.
 const FAMILY: &str = "sleep 1000 & echo $$; echo $!; wait";
 
+/// The visibility of a job that a test lets expire. A worker extends its job after a third of it.
+const SHORT: &str = "6s";
+/// The visibility of a job that must not expire.
+const LONG: &str = "1h";
+
 /// Starts a worker with [`FAMILY`], and returns the processes of its command.
-fn start_family(sandbox: &Sandbox) -> (Running, Vec<OwnedFd>) {
+fn start_family(sandbox: &Sandbox, visibility: &str) -> (Running, Vec<OwnedFd>) {
     let url = store(sandbox);
-    let args = ["queue", "work", "orders", "--store", &url, "--visibility", "1s", "--", "sh", "-c", FAMILY];
+    let args = ["queue", "work", "orders", "--store", &url, "--visibility", visibility, "--", "sh", "-c", FAMILY];
     let mut worker = sandbox.start(&args);
     let mut process = || {
         let pid = worker.line().parse().ok().and_then(Pid::from_raw).unwrap();
@@ -107,11 +117,10 @@ fn start_family(sandbox: &Sandbox) -> (Running, Vec<OwnedFd>) {
 
 /// Does the job, which another worker has begun, with this script.
 fn drain_after_another(sandbox: &Sandbox, script: &str) {
-    let began = Instant::now();
-    while !queue(sandbox, &["ls", "orders"]).out.is_empty() {
-        assert!(began.elapsed() < Duration::from_secs(60), "the job is delivered again");
+    until("the job is delivered again", || {
         drain(sandbox, &[], script);
-    }
+        queue(sandbox, &["ls", "orders"]).out.is_empty()
+    });
 }
 
 /// A killed worker: its command dies with it, and the job is delivered to the next one with a higher token.
@@ -119,7 +128,7 @@ fn drain_after_another(sandbox: &Sandbox, script: &str) {
 fn the_job_of_a_killed_worker_is_done_by_the_next_one() {
     let sandbox = Sandbox::new();
     push(&sandbox, "a", "1");
-    let (worker, family) = start_family(&sandbox);
+    let (worker, family) = start_family(&sandbox, SHORT);
     worker.signal(Signal::KILL);
     assert!(crate::sandbox::have_ended(&family), "the command and its children die with their worker");
     drain_after_another(&sandbox, "echo $PALISADE_JOB_TOKEN $PALISADE_JOB_ATTEMPT >>done");
@@ -131,7 +140,7 @@ fn the_job_of_a_killed_worker_is_done_by_the_next_one() {
 fn the_command_of_a_paused_worker_is_killed_while_it_is_paused() {
     let sandbox = Sandbox::new();
     push(&sandbox, "a", "1");
-    let (paused, family) = start_family(&sandbox);
+    let (paused, family) = start_family(&sandbox, SHORT);
     paused.signal(Signal::STOP);
     assert!(crate::sandbox::have_ended(&family), "its warden has killed the command");
     drain_after_another(&sandbox, "cat >>done");
@@ -146,7 +155,7 @@ fn the_command_of_a_paused_worker_is_killed_while_it_is_paused() {
 fn a_stopped_worker_uses_up_no_attempt() {
     let sandbox = Sandbox::new();
     push(&sandbox, "a", "1");
-    let (worker, family) = start_family(&sandbox);
+    let (worker, family) = start_family(&sandbox, LONG);
     worker.signal(Signal::TERM);
     assert_eq!(worker.end().code(), Some(128 + 15));
     assert!(crate::sandbox::have_ended(&family));
@@ -158,7 +167,8 @@ fn a_stopped_worker_uses_up_no_attempt() {
 fn a_worker_extends_its_job_while_the_command_runs() {
     let sandbox = Sandbox::new();
     push(&sandbox, "a", "1");
-    drain(&sandbox, &["--visibility", "1s"], "sleep 3; echo $PALISADE_JOB_ATTEMPT >>done");
+    // Longer than the visibility.
+    drain(&sandbox, &["--visibility", "30s"], "sleep 31; echo $PALISADE_JOB_ATTEMPT >>done");
     assert_eq!(fs::read_to_string(sandbox.path().join("done")).unwrap(), "1\n");
     assert_eq!(queue(&sandbox, &["ls", "orders"]).out, "");
 }
@@ -205,25 +215,25 @@ fn help_has_examples() {
 fn a_command_is_killed_when_the_store_hangs() {
     let sandbox = Sandbox::new();
     push(&sandbox, "a", "1");
-    let mut command = sandbox.command(&["queue", "work", "orders", "--visibility", "1s", "--"]);
+    let mut command = sandbox.command(&["queue", "work", "orders", "--visibility", SHORT, "--"]);
     command
         .args(["sh", "-c", "echo began >>log; sleep 1000; echo ended >>log"])
         .env("PALISADE_STORE", store(&sandbox));
-    let mut worker = command.stderr(Stdio::piped()).spawn().unwrap();
-    let log = sandbox.path().join("log");
-    while !log.exists() {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let database = rusqlite::Connection::open(sandbox.path().join("shop.db")).unwrap();
-    database.busy_timeout(Duration::from_secs(10)).unwrap();
-    database.execute_batch("BEGIN EXCLUSIVE").unwrap();
-    let mut lines = BufReader::new(worker.stderr.take().unwrap()).lines();
+    let worker = Process::start(&mut command);
+    until("the command runs", || sandbox.path().join("log").exists());
+    let database = hang(&sandbox, "BEGIN EXCLUSIVE");
     // The file stays locked until this has been said: the extension has not been answered.
-    let said = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("could not be extended")));
-    assert!(said.is_some());
-    worker.kill().unwrap();
-    worker.wait().unwrap();
+    worker.line_with("could not be extended");
+    drop(worker);
     drop(database);
+}
+
+/// Lets the store hang until the result is dropped.
+fn hang(sandbox: &Sandbox, begin: &str) -> rusqlite::Connection {
+    let database = rusqlite::Connection::open(sandbox.path().join("shop.db")).unwrap();
+    database.busy_timeout(TIMEOUT).unwrap();
+    database.execute_batch(begin).unwrap();
+    database
 }
 
 /// The warden cannot kill the command, and the worker cannot extend its job.
@@ -231,14 +241,12 @@ fn a_command_is_killed_when_the_store_hangs() {
 fn a_stopped_warden_does_not_keep_a_command_running_when_the_store_hangs() {
     let sandbox = Sandbox::new();
     push(&sandbox, "a", "1");
-    let (worker, family) = start_family(&sandbox);
+    let (worker, family) = start_family(&sandbox, SHORT);
     let pid = worker.pid().as_raw_nonzero();
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
     let warden = children.trim().parse().ok().and_then(Pid::from_raw).unwrap();
     kill_process(warden, Signal::STOP).unwrap();
-    let database = rusqlite::Connection::open(sandbox.path().join("shop.db")).unwrap();
-    database.busy_timeout(Duration::from_secs(10)).unwrap();
-    database.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    let database = hang(&sandbox, "BEGIN EXCLUSIVE");
     assert!(crate::sandbox::have_ended(&family), "while the store hangs");
     drop(database);
     worker.signal(Signal::TERM);
@@ -292,10 +300,10 @@ fn a_job_whose_command_could_not_be_started_is_given_back() {
     let mut failures = String::new();
     for descriptors in 6..64 {
         let script = format!("ulimit -n {descriptors}; exec \"$0\" \"$@\"");
-        let mut worker = Command::new("sh");
-        worker.args(["-c", &script, env!("CARGO_BIN_EXE_palisade")]).current_dir(sandbox.path());
+        let mut worker = sandbox.program("sh");
+        worker.args(["-c", &script, env!("CARGO_BIN_EXE_palisade")]);
         worker.args(["queue", "work", "orders", "--drain", "--attempts", "1", "--store", &store(&sandbox)]);
-        let output = worker.args(["--", "sh", "-c", "echo $PALISADE_JOB_ATTEMPT >>done"]).output().unwrap();
+        let output = worker.args(["--", "sh", "-c", "echo $PALISADE_JOB_ATTEMPT >>done"]).finish();
         failures += &String::from_utf8_lossy(&output.stderr);
         let dead = queue(&sandbox, &["ls", "orders", "--dead"]);
         assert_eq!(dead.out, "", "with {descriptors} descriptors: {output:?}");
@@ -312,12 +320,11 @@ fn a_job_whose_command_could_not_be_started_is_given_back() {
 fn a_worker_that_is_stopped_while_it_asks_for_a_job_gives_it_back() {
     let sandbox = Sandbox::new();
     push(&sandbox, "a", "1");
-    let database = rusqlite::Connection::open(sandbox.path().join("shop.db")).unwrap();
-    database.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let database = hang(&sandbox, "BEGIN IMMEDIATE");
     let worker = sandbox.start(&["queue", "work", "orders", "--store", &store(&sandbox), "--", "true"]);
-    within_bound(|| has_term(worker.pid(), "SigCgt:"));
+    until("it handles TERM", || has_term(worker.pid(), "SigCgt:"));
     worker.signal(Signal::TERM);
-    within_bound(|| !has_term(worker.pid(), "ShdPnd:"));
+    until("it has got TERM", || !has_term(worker.pid(), "ShdPnd:"));
     drop(database);
     assert_eq!(worker.end().code(), Some(128 + 15));
     drain(&sandbox, &["--attempts", "1"], "echo $PALISADE_JOB_ATTEMPT >>done");
@@ -332,10 +339,10 @@ fn a_step_of_the_wall_clock_delivers_no_job_early_or_late() {
     let clock = WallClock::new(&file("time")).expect("faketime is installed: scripts/setup");
     let with_clock = |offset: &str, mut command: Command| {
         clock.jump(offset).unwrap();
-        let output = command.envs(clock.variables()).env("PALISADE_STORE", store(&sandbox)).output().unwrap();
+        let output = command.envs(clock.variables()).env("PALISADE_STORE", store(&sandbox)).finish();
         String::from_utf8(output.stdout).unwrap()
     };
-    let mut date = Command::new("date");
+    let mut date = sandbox.program("date");
     date.arg("+%s");
     let ahead: u64 = with_clock("+1h", date).trim().parse().unwrap();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
@@ -343,16 +350,15 @@ fn a_step_of_the_wall_clock_delivers_no_job_early_or_late() {
 
     push(&sandbox, "a", "1");
     let script = "echo A >>done; while [ ! -e go ]; do sleep 0.05; done";
-    let mut args = vec!["queue", "work", "orders", "--visibility", "60s", "--store"];
-    let url = store(&sandbox);
-    args.extend([&*url, "--", "sh", "-c", script]);
+    let args =
+        ["queue", "work", "orders", "--visibility", "60s", "--store", &store(&sandbox), "--", "sh", "-c", script];
     let worker = sandbox.start(&args);
-    within_bound(|| file("done").exists());
+    until("the command runs", || file("done").exists());
     let drain = || sandbox.command(&["queue", "work", "orders", "--drain", "--", "sh", "-c", "echo B >>done"]);
     with_clock("+1h", drain());
     assert_eq!(fs::read_to_string(file("done")).unwrap(), "A\n");
     fs::write(file("go"), "").unwrap();
-    within_bound(|| queue(&sandbox, &["ls", "orders"]).err.contains("no jobs"));
+    until("the job is done", || queue(&sandbox, &["ls", "orders"]).err.contains("no jobs"));
     worker.signal(Signal::TERM);
 
     with_clock("+1h", sandbox.command(&["queue", "push", "orders", "--key", "a", "2"]));
@@ -363,22 +369,9 @@ fn a_step_of_the_wall_clock_delivers_no_job_early_or_late() {
 #[test]
 fn a_worker_says_that_its_jobs_are_in_a_file_of_its_user() {
     let sandbox = Sandbox::new();
-    let mut worker = sandbox.command(&["queue", "work", "orders", "--", "true"]);
-    let mut worker = worker.env_remove("PALISADE_STORE").stderr(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(worker.stderr.take().unwrap()).read_line(&mut line).unwrap();
-    worker.kill().unwrap();
-    worker.wait().unwrap();
+    let worker = Process::start(&mut sandbox.command(&["queue", "work", "orders", "--", "true"]));
+    let line = worker.next_line().unwrap();
     assert!(line.contains(".local/state/palisade/recipes.db") && line.contains("--store"), "{line}");
-}
-
-/// Polls until a condition is true.
-fn within_bound(condition: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !condition() {
-        assert!(began.elapsed() < Duration::from_secs(60), "the condition did not become true");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Whether a set of signals of a process, such as those that it handles, contains TERM.
@@ -392,10 +385,7 @@ fn has_term(pid: Pid, set: &str) -> bool {
 #[test]
 fn a_payload_that_is_not_read_does_not_keep_the_worker_from_ending() {
     let sandbox = Sandbox::new();
-    fs::write(sandbox.path().join("payload"), vec![b'x'; 200_000]).unwrap();
-    let mut push = sandbox.command(&["queue", "push", "orders", "--key", "a"]);
-    push.stdin(fs::File::open(sandbox.path().join("payload")).unwrap()).env("PALISADE_STORE", store(&sandbox));
-    assert!(push.output().unwrap().status.success());
+    push_from_stdin(&sandbox, &"x".repeat(200_000));
     let args = ["queue", "work", "orders", "--drain", "--store", &store(&sandbox), "--", "sh", "-c", DAEMON];
     let mut worker = sandbox.start(&args);
     let daemon = worker.line().parse().ok().and_then(Pid::from_raw).unwrap();
@@ -416,11 +406,13 @@ fn daemons_of_earlier_jobs_do_not_stay_behind_as_zombies() {
         sandbox.start(&["queue", "work", "orders", "--store", &store(&sandbox), "--", "sh", "-c", DAEMON]);
     let first = worker.line().parse().ok().and_then(Pid::from_raw).unwrap();
     // Then its warden, which would reap it, has ended.
-    within_bound(|| queue(&sandbox, &["ls", "orders"]).out.is_empty());
+    until("the first job is done", || queue(&sandbox, &["ls", "orders"]).out.is_empty());
     kill_process(first, Signal::KILL).unwrap();
     push(&sandbox, "a", "2");
     let second = worker.line().parse().ok().and_then(Pid::from_raw).unwrap();
-    within_bound(|| !std::path::Path::new(&format!("/proc/{}", first.as_raw_nonzero())).exists());
+    until("the first daemon is gone", || {
+        !std::path::Path::new(&format!("/proc/{}", first.as_raw_nonzero())).exists()
+    });
     kill_process(second, Signal::KILL).unwrap();
 }
 

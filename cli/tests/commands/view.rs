@@ -2,11 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::any::Any;
-use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::thread;
-use std::time::{Duration, Instant};
 
+use crate::common::bounded::{Bounded, OutputLines, until};
 use crate::common::terminal::Terminal;
 use crate::common::{TestEngine, within, without_times};
 use rustix::process::Signal;
@@ -117,7 +116,7 @@ fn a_closed_stdout_is_no_failure() {
     for args in [&["ls"][..], &["ls", "--json"], &["show", "gpu"], &["show", "gpu", "--json"], &["show", "unused"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let output = engine.command(args).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        let output = engine.command(args).finish_into(writer);
         assert_eq!(output.status.code(), Some(0), "{args:?}");
         assert!(output.stderr.is_empty(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
@@ -232,8 +231,7 @@ fn each_line_of_a_watch_arrives_at_once() {
     let (reader, writer) = std::io::pipe().unwrap();
     let _terminal = watch_into(&engine, writer);
     let _held = engine.client("billing").lock("a").acquire().unwrap();
-    let line = within("a line of the watch", move || BufReader::new(reader).lines().next());
-    let line = line.unwrap().unwrap();
+    let line = OutputLines::new(reader).next_line("the watch").unwrap();
     let line: serde_json::Value = serde_json::from_str(&line).unwrap();
     assert_eq!((&line["schema"], &line["event"]), (&1.into(), &"granted".into()));
 }
@@ -248,11 +246,7 @@ fn a_watch_whose_reader_does_not_read_can_still_be_ended() {
     for _ in 0..12 {
         leader.publish([0xff; 4096]).unwrap();
     }
-    let end = Instant::now() + Duration::from_secs(30);
-    while rustix::io::ioctl_fionread(&reader).unwrap() < 30_000 {
-        assert!(Instant::now() < end, "nothing is written");
-        thread::yield_now();
-    }
+    until("the pipe is full", || rustix::io::ioctl_fionread(&reader).unwrap() >= 30_000);
     terminal.signal(Signal::TERM);
     assert_eq!(terminal.end().code(), Some(143));
 }
@@ -348,7 +342,7 @@ fn top_without_a_terminal_suggests_ls_and_watch() {
 fn every_command_has_help_with_examples() {
     let engine = TestEngine::new();
     for command in ["ls", "show", "watch", "top", "break"] {
-        let help = engine.command(&[command, "--help"]).env("COLUMNS", "100").output().unwrap();
+        let help = engine.command(&[command, "--help"]).env("COLUMNS", "100").finish();
         let help = String::from_utf8(help.stdout).unwrap();
         assert!(help.contains("Examples:\n") && help.contains(&format!("  palisade {command} ")), "{help}");
     }

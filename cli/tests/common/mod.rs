@@ -2,18 +2,23 @@
 #![allow(dead_code, reason = "each test uses its own part")]
 
 pub(crate) mod bounded;
+pub(crate) mod environment;
+pub(crate) mod process;
 pub(crate) mod signals;
 pub(crate) mod terminal;
 
 use std::fs;
-use std::process::{Command, Output, Stdio};
+use std::net::SocketAddr;
+use std::process::{Command, Output};
 use std::thread::{self, JoinHandle};
 
 use palisade::blocking::{self, Held};
 use palisade::engine::Watched;
 use palisade::{Error, Event, LockGuard, Options};
+use palisade_cli::harness;
 use tempfile::TempDir;
 
+use bounded::Bounded;
 pub(crate) use bounded::within;
 
 /// The private engine of one test, and a configuration with the label `operator on desk`.
@@ -59,24 +64,22 @@ impl TestEngine {
         QueuedClient(waiting)
     }
 
-    /// The command, with no terminal attached.
+    /// `palisade` with these arguments, and with no terminal attached.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_palisade"));
-        command.args(args).stdin(Stdio::null()).envs(self.environment());
-        for name in FOREIGN {
-            command.env_remove(name);
-        }
+        let mut command = self.program(env!("CARGO_BIN_EXE_palisade"));
+        command.args(args);
         command
     }
 
-    /// Returns the variables that name the engine and the configuration.
-    pub(crate) fn environment(&self) -> [(&'static str, String); 2] {
-        let config = self.folder.path().join("config.toml").display().to_string();
-        [("PALISADE_URL", self.url()), ("PALISADE_CONFIG", config)]
+    /// Another program, for which `palisade` uses this engine.
+    pub(crate) fn program(&self, program: &str) -> Command {
+        let mut command = environment::command(program, self.folder.path());
+        command.env("PALISADE_URL", self.url()).env("PALISADE_CONFIG", self.folder.path().join("config.toml"));
+        command
     }
 
     pub(crate) fn run(&self, args: &[&str]) -> Output {
-        self.command(args).output().expect("palisade runs")
+        self.command(args).finish()
     }
 
     /// Returns stdout of a command that succeeds with an empty stderr.
@@ -96,8 +99,15 @@ impl TestEngine {
     }
 }
 
-/// Variables of the caller's environment that must not influence the tests.
-pub(crate) const FOREIGN: [&str; 4] = ["CLICOLOR_FORCE", "NO_COLOR", "PALISADE_LOG", "COLUMNS"];
+/// Returns an HTTP client that bounds every request, and that heeds no proxy of the environment.
+pub(crate) fn http_client() -> reqwest::Client {
+    reqwest::Client::builder().no_proxy().timeout(bounded::TIMEOUT).build().expect("a client")
+}
+
+/// Returns an address on which no other process listens before this one ends. See [`harness::free_port`].
+pub(crate) fn free_address() -> SocketAddr {
+    harness::free_port().expect("a port is free")
+}
 
 /// Runs a test whose snapshots ignore times and session numbers.
 pub(crate) fn without_times(test: impl FnOnce()) {

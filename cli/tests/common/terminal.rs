@@ -4,16 +4,14 @@ use std::io::{Read, Write};
 use std::process::{Child, ExitStatus};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pty_process::Size;
 use pty_process::blocking::{Command, Pty};
 use rustix::process::{Pid, Signal};
 
-use super::{FOREIGN, TestEngine};
-
-/// The upper bound of every wait.
-const TIMEOUT: Duration = Duration::from_secs(30);
+use super::TestEngine;
+use super::bounded::{self, TIMEOUT};
 
 /// A command whose stdin, stdout and stderr are one terminal.
 pub(crate) struct Terminal {
@@ -40,11 +38,8 @@ impl Terminal {
     ) -> Terminal {
         let (pty, tty) = pty_process::blocking::open().unwrap();
         pty.resize(Size::new(rows, columns)).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_palisade")).args(args).envs(engine.environment());
-        for name in FOREIGN {
-            command = command.env_remove(name);
-        }
-        let child = change(command.env("TERM", "xterm-256color")).spawn(tty).unwrap();
+        let command = Command::from(engine.command(args)).env("TERM", "xterm-256color");
+        let child = change(command).spawn(tty).unwrap();
         let output = read_all(&pty);
         let screen = vt100::Parser::new(rows, columns, 0);
         Terminal { child, keyboard: pty, output, screen, raw: Vec::new() }
@@ -98,10 +93,14 @@ impl Terminal {
         loop {
             match self.output.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(bytes) => self.take(&bytes),
-                Err(RecvTimeoutError::Disconnected) => return self.child.wait().unwrap(),
+                Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => panic!("it does not end; the screen is\n{}", self.screen_text()),
             }
         }
+        let ended = bounded::end_of(&mut self.child);
+        ended.unwrap_or_else(|| {
+            panic!("it has left the terminal and does not end; the screen is\n{}", self.screen_text())
+        })
     }
 
     fn take(&mut self, bytes: &[u8]) {

@@ -1,9 +1,10 @@
 //! Checks a block, by its language.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use crate::blocks::{Block, BlockError};
+use crate::common::bounded::Bounded;
+use crate::common::environment::{self, NO_HOME};
 use crate::expect;
 use crate::sandbox_dir::SandboxDir;
 
@@ -65,8 +66,12 @@ fn without_scripts(block: &Block, root: &Path) -> Result<String, BlockError> {
         let command = line.trim_start().trim_start_matches("$ ");
         let script = command.split_whitespace().next().filter(|word| word.starts_with("scripts/"));
         if let Some(script) = script {
-            let help = Command::new(root.join(script)).arg("--help").output();
-            if !help.is_ok_and(|help| help.status.success() && help.stdout.starts_with(b"Usage: ")) {
+            let script_path = root.join(script);
+            let works = script_path.exists() && {
+                let help = environment::command(script_path, NO_HOME).arg("--help").finish();
+                help.status.success() && help.stdout.starts_with(b"Usage: ")
+            };
+            if !works {
                 return Err(block.error(number, format!("`{script} --help` does not work")));
             }
         } else {

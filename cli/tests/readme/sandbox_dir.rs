@@ -4,12 +4,12 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tempfile::TempDir;
 
-use crate::sandbox::end_of;
+use crate::common::{bounded, environment};
 
 /// A private directory tree for one block.
 pub(crate) struct SandboxDir {
@@ -86,6 +86,7 @@ impl SandboxDir {
     /// Removes the sandbox's paths from the output.
     pub(crate) fn restore_urls(&self, text: &str) -> String {
         let path = |name: &str| self.part(name).display().to_string();
+        let text = environment::without_host_config(text);
         text.replace(&format!("//{}", path("locks.db")), "").replace(&path("root"), "").replace(&path("home"), "~")
     }
 
@@ -93,15 +94,18 @@ impl SandboxDir {
     pub(crate) fn run(&self, program: &str, args: &[&str], with_url: bool) -> RunOutput {
         let printed = self.part("printed");
         let output = fs::File::create(&printed).expect("it is ours");
-        let mut command = Command::new(program);
-        command.args(args).current_dir(self.part("home")).process_group(0).stdin(Stdio::null());
+        let mut command = self.command(program);
+        command.args(args).current_dir(self.part("home")).process_group(0);
         command.stdout(output.try_clone().expect("a file can be shared")).stderr(output);
-        self.set_environment(&mut command, with_url);
-        let child = command.spawn().unwrap_or_else(|error| panic!("{program} does not start: {error}"));
+        if with_url {
+            command.env("PALISADE_URL", format!("embedded://{}", self.part("locks.db").display()));
+        }
+        let mut child = command.spawn().unwrap_or_else(|error| bounded::absent(program, &error));
         let group = Pid::from_child(&child);
-        let ended = end_of(child);
+        let ended = bounded::end_of(&mut child);
         // Most groups are already empty.
         let _ = kill_process_group(group, Signal::KILL);
+        let _ = child.wait();
         let bytes = fs::read(printed).expect("it is ours");
         RunOutput {
             code: ended.and_then(|status| status.code()),
@@ -109,16 +113,15 @@ impl SandboxDir {
         }
     }
 
-    fn set_environment(&self, command: &mut Command, with_url: bool) {
+    fn command(&self, program: &str) -> Command {
+        let mut command = environment::command(program, self.part("home"));
         let usual = std::env::var("PATH").unwrap_or_default();
-        command.env_clear().env("PATH", format!("{}:{usual}", self.part("bin").display()));
-        command.env("HOME", self.part("home")).env("LANG", "C.UTF-8").env("TERM", "dumb").env("COLUMNS", "100");
+        command.env("PATH", format!("{}:{usual}", self.part("bin").display()));
+        command.env("TERM", "dumb").env("COLUMNS", "100");
         for (name, folder) in [("STATE", "state"), ("CONFIG", "config"), ("DATA", "data"), ("CACHE", "cache")] {
             command.env(format!("XDG_{name}_HOME"), self.part("home").join(folder));
         }
-        if with_url {
-            command.env("PALISADE_URL", format!("embedded://{}", self.part("locks.db").display()));
-        }
+        command
     }
 
     /// Writes a file outside the block's working directory, and returns its path.
@@ -158,9 +161,8 @@ mod tests {
     fn leftover_processes_of_a_run_are_ended() {
         let sandbox = SandboxDir::new(&[]);
         let output = sandbox.run("bash", &["-c", "sleep 1000 & echo $!"], true);
-        let pid = output.printed.trim().to_owned();
-        let is_gone =
-            move || fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "));
-        crate::sandbox::within("the end of what was left behind", move || while !is_gone() {});
+        let pid = output.printed.trim();
+        let stat = || fs::read_to_string(format!("/proc/{pid}/stat"));
+        bounded::until("what was left behind ends", || stat().map_or(true, |stat| stat.contains(") Z ")));
     }
 }

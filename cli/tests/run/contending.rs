@@ -29,9 +29,7 @@ fn twenty_concurrent_increments_make_twenty() {
 fn two_loops_of_increments_lose_nothing() {
     let fixture = Fixture::new();
     fs::write(fixture.file("number"), "0\n").unwrap();
-    let palisade = env!("CARGO_BIN_EXE_palisade");
-    let rounds =
-        format!("for round in 1 2 3 4 5 6 7 8; do {palisade} run number -- sh -c '{INCREMENT}' || exit; done");
+    let rounds = format!("for round in 1 2 3 4 5 6 7 8; do palisade run number -- sh -c '{INCREMENT}' || exit; done");
     // Each loop runs under a separate lock, only because the fixture starts nothing without one.
     let loops = ["one", "two"].map(|name| fixture.start(&[name], &rounds));
     for one in loops {

@@ -1,13 +1,12 @@
 //! `--every`: at most one run in a period.
 
-use std::fs;
-use std::path::PathBuf;
-use std::thread;
 use std::time::{Duration, Instant};
 
+use palisade_cli::harness::wall_clock::library;
 use rustix::process::Signal;
 
-use crate::fixture::{Fixture, Running, until};
+use crate::common::bounded::until;
+use crate::fixture::{Fixture, Running};
 
 #[test]
 fn of_many_simultaneous_runs_exactly_one_runs() {
@@ -33,21 +32,23 @@ fn a_new_period_begins_when_the_old_one_is_over() {
     let fixture = Fixture::new();
     let began = Instant::now();
     fixture.run(&["--every", "6s", "x"], "echo ran").expect(0, &["ran"]);
-    fixture.run(&["--every", "6s", "--no-wait", "x"], "echo ran").expect(0, &[]);
     // It waits for the rest, if it may.
-    fixture.run(&["--every", "6s", "--wait", "1m", "x"], "echo ran").expect(0, &["ran"]);
+    fixture.run(&["--every", "1h", "--wait", "1m", "x"], "echo ran").expect(0, &["ran"]);
     assert!(began.elapsed() >= Duration::from_secs(6), "{:?}", began.elapsed());
-    fixture.run(&["--every", "6s", "--no-wait", "x"], "echo ran").expect(0, &[]);
+    for wait in [&["--no-wait"][..], &["--wait", "1m"]] {
+        fixture.run(&[wait, &["--every", "1h", "x"]].concat(), "echo ran").expect(0, &[]);
+    }
 }
 
+/// It waits for a tenth of the period at most.
 #[test]
 fn a_run_that_is_slightly_early_waits() {
     let fixture = Fixture::new();
-    fixture.run(&["--every", "3s", "x"], "echo ran").expect(0, &["ran"]);
+    fixture.run(&["--every", "30s", "x"], "echo ran").expect(0, &["ran"]);
     let observer = fixture.observer();
-    let left = || observer.inspect("x.every").unwrap().and_then(|lock| lock.holders[0].time_left_ms);
-    until(|| left().is_none_or(|left| left < 250));
-    fixture.run(&["--every", "3s", "x"], "echo ran").expect(0, &["ran"]);
+    let left = || observer.inspect("x.every").unwrap().and_then(|lock| lock.holders.first()?.time_left_ms);
+    until("the period is almost over", || left().is_none_or(|left| left < 1500));
+    fixture.run(&["--every", "30s", "x"], "echo ran").expect(0, &["ran"]);
 }
 
 #[test]
@@ -85,9 +86,9 @@ fn a_run_whose_period_has_expired_does_not_run_in_that_of_another() {
     let fixture = Fixture::new();
     let mut holder = fixture.start(&["x"], "echo in; read go");
     holder.expect("in");
-    let paused = fixture.queue(&["--every", "1s", "x"], "echo ran twice");
+    let paused = fixture.queue(&["--every", "10s", "x"], "echo ran twice");
     paused.signal(Signal::STOP);
-    until(|| !fixture.is_held("x.every"));
+    until("the period has expired", || !fixture.is_held("x.every"));
     let other = fixture.queue(&["--every", "1h", "x"], "echo ran");
     // The paused run is the first in the queue, and leaves it to the other one once it notices that its period is over.
     holder.send_line("go");
@@ -105,27 +106,22 @@ fn two_names_have_two_periods() {
     }
 }
 
-/// Where Debian's package `faketime` has its library.
-fn faketime() -> PathBuf {
-    let folders = fs::read_dir("/usr/lib").unwrap().filter_map(Result::ok);
-    let library = folders.map(|folder| folder.path().join("faketime/libfaketime.so.1")).find(|path| path.exists());
-    library.expect("faketime is not installed: run scripts/setup")
-}
-
 #[test]
 fn a_wall_clock_that_is_wrong_makes_no_difference() {
     let fixture = Fixture::new();
     let at = |offset: &str, options: &[&str]| {
         let mut command = fixture.script(options, "date +%Y; echo ran");
-        command.env("LD_PRELOAD", faketime()).env("FAKETIME", offset).env("DONT_FAKE_MONOTONIC", "1");
+        command.env("LD_PRELOAD", library().expect("faketime is not installed: run scripts/setup"));
+        command.env("FAKETIME", offset).env("DONT_FAKE_MONOTONIC", "1");
         Running::new(command).end()
     };
-    let first = at("+0", &["--every", "3s", "x"]);
+    let began = Instant::now();
+    let first = at("+0", &["--every", "6s", "x"]);
     assert_eq!((first.code, first.stdout.len()), (0, 2), "{first:?}");
-    let ahead = at("+10y", &["--every", "3s", "--no-wait", "x"]);
-    assert_eq!((ahead.code, ahead.stdout.len()), (0, 0), "{ahead:?}");
-    thread::sleep(Duration::from_secs(3));
-    let behind = at("-10y", &["--every", "3s", "x"]);
+    let behind = at("-10y", &["--every", "1h", "--wait", "1m", "x"]);
     assert_eq!((behind.code, behind.stdout.len()), (0, 2), "{behind:?}");
+    assert!(began.elapsed() >= Duration::from_secs(6), "{:?}", began.elapsed());
     assert_ne!(behind.stdout[0], first.stdout[0], "the clock was moved");
+    let ahead = at("+10y", &["--every", "1h", "--no-wait", "x"]);
+    assert_eq!((ahead.code, ahead.stdout.len()), (0, 0), "{ahead:?}");
 }

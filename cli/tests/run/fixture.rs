@@ -3,11 +3,10 @@
 use std::fs;
 use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 use palisade::blocking;
 use palisade::engine::Watched;
@@ -17,9 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::common::TestEngine;
-
-/// The upper bound of every wait.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+use crate::common::bounded::{self, TIMEOUT, until, within};
 
 /// Begins a script whose processes all hold one kernel lock. Prints `overlap` if another script holds it.
 pub(crate) const ALONE: &str = r#"exec 9>>"$WITNESS"; flock -n 9 || echo overlap; "#;
@@ -46,11 +43,17 @@ impl Fixture {
 
     /// `palisade` with these arguments, working among the files.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
-        let mut command = self.engine.command(args);
-        command.current_dir(self.files.path()).env("WITNESS", self.file("witness"));
-        for name in ["PALISADE_LOCK", "PALISADE_TOKEN", "PALISADE_SESSION"] {
-            command.env_remove(name);
-        }
+        let mut command = self.program(env!("CARGO_BIN_EXE_palisade"));
+        command.args(args).env("WITNESS", self.file("witness"));
+        command
+    }
+
+    /// Another program, working among the files. `palisade` uses the engine, and is on the PATH.
+    pub(crate) fn program(&self, program: &str) -> Command {
+        let mut command = self.engine.program(program);
+        let folder = Path::new(env!("CARGO_BIN_EXE_palisade")).parent().expect("it is in a folder");
+        let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
+        command.current_dir(self.files.path()).env("PATH", path);
         command
     }
 
@@ -92,12 +95,22 @@ impl Fixture {
             drop(observer);
             found.is_some()
         };
-        || assert!(soon(seen), "the watch lasts as long as its client")
+        || assert!(within("an event", seen), "the watch lasts as long as its client")
     }
 
     /// Returns how many clients wait for a lock.
     pub(crate) fn waiters(&self, lock: &str) -> usize {
         self.observer().inspect(lock).unwrap().map_or(0, |lock| lock.waiters.len())
+    }
+
+    /// Waits until the session that holds a lock is renewed.
+    pub(crate) fn until_renewed(&self, lock: &str) {
+        let observer = self.observer();
+        let mut last = u64::MAX;
+        until(&format!("the session that holds {lock} is renewed"), || {
+            let left = observer.inspect(lock).unwrap().and_then(|lock| lock.holders.first()?.time_left_ms);
+            left.is_some_and(|left| left > std::mem::replace(&mut last, left))
+        });
     }
 
     /// Returns whether a lock is held.
@@ -108,11 +121,14 @@ impl Fixture {
 
 /// A running `palisade`. Its stdout reaches its end only when all processes that it started have exited too.
 pub(crate) struct Running {
+    /// Its command line.
+    name: String,
     child: Child,
     stdin: Option<ChildStdin>,
     lines: Receiver<String>,
     errors: Option<JoinHandle<String>>,
-    stdout: Vec<String>,
+    /// All lines of stdout so far.
+    printed: Vec<String>,
 }
 
 /// A `palisade` that has exited, together with all processes that it started.
@@ -132,8 +148,9 @@ impl Running {
 
     /// Starts a command whose stderr goes elsewhere.
     pub(crate) fn with_errors(mut command: Command, errors: impl Into<Stdio>) -> Running {
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors).spawn().expect("it starts");
+        let name = bounded::command_line(&command);
+        let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors).spawn();
+        let mut child = spawned.unwrap_or_else(|error| bounded::absent(&name, &error));
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
@@ -145,7 +162,7 @@ impl Running {
             stderr.map(|mut stderr| stderr.read_to_end(&mut errors).unwrap());
             String::from_utf8_lossy(&errors).into_owned()
         });
-        Running { child, stdin, lines, errors: Some(errors), stdout: Vec::new() }
+        Running { name, child, stdin, lines, errors: Some(errors), printed: Vec::new() }
     }
 
     pub(crate) fn pid(&self) -> Pid {
@@ -166,15 +183,19 @@ impl Running {
         writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
+    /// Ends the stdin of its command.
+    pub(crate) fn close_stdin(&mut self) {
+        self.stdin = None;
+    }
+
     /// Waits for the next line of stdout.
     pub(crate) fn line(&mut self) -> String {
         match self.lines.recv_timeout(TIMEOUT) {
-            Ok(line) => line,
-            Err(why) => {
-                let _ = self.child.kill();
-                let errors = self.errors.take().map(|errors| errors.join());
-                panic!("no line came ({why}); {errors:?}");
+            Ok(line) => {
+                self.printed.push(line.clone());
+                line
             }
+            Err(why) => self.fail(&format!("no line came ({why})")),
         }
     }
 
@@ -185,17 +206,35 @@ impl Running {
 
     /// Waits until it and all processes that it started have exited.
     pub(crate) fn end(mut self) -> Finished {
+        let mut stdout = Vec::new();
         loop {
             match self.lines.recv_timeout(TIMEOUT) {
-                Ok(line) => self.stdout.push(line),
+                Ok(line) => stdout.push(line),
                 Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => panic!("it does not end; it printed {:?}", self.stdout),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.printed.extend(stdout);
+                    self.fail("it does not end");
+                }
             }
         }
-        let status = self.child.wait().unwrap();
+        let ended = bounded::end_of(&mut self.child);
+        let status = ended.unwrap_or_else(|| self.fail("it has closed its stdout and does not end"));
         let code = status.code().or(status.signal().map(|signal| 128 + signal)).expect("one or the other");
-        let errors = self.errors.take().unwrap().join().unwrap();
-        Finished { code, stdout: std::mem::take(&mut self.stdout), errors }
+        Finished { code, stdout, errors: self.errors().expect("stderr was not read before") }
+    }
+
+    /// Waits for the end of stderr and returns all of it, once.
+    fn errors(&mut self) -> Option<String> {
+        let errors = self.errors.take()?;
+        Some(within("the end of stderr", move || errors.join()).expect("it is read"))
+    }
+
+    /// Fails, and says what it has printed. Its warden ends the processes that it has started.
+    fn fail(&mut self, why: &str) -> ! {
+        let _ = kill_process(self.pid(), Signal::CONT);
+        let _ = self.child.kill();
+        let errors = self.errors();
+        panic!("{why}: {}\nit has printed {:?}, and on stderr {errors:?}", self.name, self.printed);
     }
 }
 
@@ -222,33 +261,12 @@ impl Finished {
     }
 }
 
-/// Runs `wait` on another thread, and fails if it does not return within [`TIMEOUT`].
-pub(crate) fn soon<T: Send + 'static>(wait: impl FnOnce() -> T + Send + 'static) -> T {
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || sender.send(wait()));
-    receiver.recv_timeout(TIMEOUT).expect("it returns in time")
-}
-
-/// Polls until a condition is true.
-pub(crate) fn until(condition: impl Fn() -> bool) {
-    let end = Instant::now() + TIMEOUT;
-    while !condition() {
-        assert!(Instant::now() < end, "the condition did not become true within {TIMEOUT:?}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// The only child of a process, as soon as it has one.
 pub(crate) fn only_child(parent: Pid) -> Pid {
     let parent = parent.as_raw_nonzero();
-    soon(move || {
-        loop {
-            let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
-            if let Some(child) = children.split_whitespace().next() {
-                return pid(child);
-            }
-            thread::yield_now();
-        }
+    bounded::until_some("the process has a child", || {
+        let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
+        children.split_whitespace().next().map(pid)
     })
 }
 

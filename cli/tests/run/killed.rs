@@ -1,19 +1,22 @@
 //! `palisade` or its warden is killed; commands leave processes behind.
 
-use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::io::{BufRead, BufReader, IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::ChildStdout;
 use std::thread;
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group, set_child_subreaper};
 
-use crate::fixture::{ALONE, Finished, Fixture, Running, TIMEOUT, full_pipe, is_running, pid, until};
+use crate::common::bounded::{OutputLines, TIMEOUT, until};
+use crate::common::environment::{self, NO_HOME};
+use crate::common::process::Process;
+use crate::fixture::{ALONE, Finished, Fixture, Running, full_pipe, is_running, pid};
 
 /// Returns a command with a child and a grandchild in the background, none of which exits unless it is killed.
 fn family() -> String {
@@ -78,80 +81,90 @@ fn killing_the_warden_ends_the_command_and_its_family_before_the_next_begins() {
 fn a_warden_without_its_palisade_ends_the_command() {
     let (ours, wardens) = UnixStream::pair().unwrap();
     let script = r#"exec 3<&0; "$0" _warden sh -c 'exec sleep 1000' <&3 3<&- &"#;
-    let mut command = Command::new("sh");
+    let mut command = environment::command("sh", NO_HOME);
     command.args(["-c", script, env!("CARGO_BIN_EXE_palisade")]).stdin(OwnedFd::from(wardens));
-    let mut parent = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    assert!(parent.wait().unwrap().success());
-    // The command's stdin, and the order to start it.
-    let (descriptors, mut space) = ([ours.as_fd()], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-    sendmsg(&ours, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL).unwrap();
-    writeln!(&ours, r#"{{"Deadlines":{{"term_at_ns":null,"kill_at_ns":{}}}}}"#, u64::MAX).unwrap();
+    let (mut parent, mut printed) = Process::start_reading(&mut command);
+    drop(command);
+    assert!(parent.wait().success());
+    give_stdin(&ours);
+    (&ours).write_all(deadlines("null", u64::MAX).as_bytes()).unwrap();
+    ours.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut started = String::new();
     BufReader::new(&ours).read_line(&mut started).unwrap();
     let group = started.trim().strip_prefix(r#"{"Started":{"group":"#).and_then(|rest| rest.strip_suffix("}}"));
     ours.shutdown(Shutdown::Both).unwrap();
-    let (mut printed, mut errors) = (String::new(), String::new());
-    parent.stdout.unwrap().read_to_string(&mut printed).unwrap();
-    parent.stderr.unwrap().read_to_string(&mut errors).unwrap();
-    assert_eq!((printed.as_str(), errors.as_str()), ("", ""), "{started}");
+    // The warden has both pipes open until it exits.
+    assert_eq!((printed.next_line("the warden"), parent.next_line()), (None, None), "{started}");
     assert!(!is_running(pid(group.unwrap_or_else(|| panic!("{started}")))));
 }
 
-/// Starts a warden without a `palisade run`, and sends it these orders at once.
-fn warden(orders: &str, script: &str) -> (Child, BufReader<UnixStream>) {
-    let (ours, wardens) = UnixStream::pair().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_palisade"));
-    command.args(["_warden", "sh", "-c", script]).stdin(OwnedFd::from(wardens)).process_group(0);
-    let warden = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    let (descriptors, mut space) = ([ours.as_fd()], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+/// Sends a warden the stdin of its command.
+fn give_stdin(warden: &UnixStream) {
+    let (descriptors, mut space) = ([warden.as_fd()], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-    sendmsg(&ours, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL).unwrap();
+    sendmsg(warden, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL).unwrap();
+}
+
+/// A warden without a `palisade run`.
+struct Warden {
+    process: Process,
+    stdout: OutputLines<ChildStdout>,
+    reports: BufReader<UnixStream>,
+}
+
+/// Starts a warden without a `palisade run`, and sends it these orders at once.
+fn warden(orders: &str, script: &str) -> Warden {
+    let (ours, wardens) = UnixStream::pair().unwrap();
+    let mut command = environment::palisade(NO_HOME);
+    command.args(["_warden", "sh", "-c", script]).stdin(OwnedFd::from(wardens)).process_group(0);
+    let (process, stdout) = Process::start_reading(&mut command);
+    give_stdin(&ours);
     (&ours).write_all(orders.as_bytes()).unwrap();
     ours.set_read_timeout(Some(TIMEOUT)).unwrap();
-    (warden, BufReader::new(ours))
+    Warden { process, stdout, reports: BufReader::new(ours) }
+}
+
+impl Warden {
+    /// Waits for its next report.
+    fn report(&mut self) -> String {
+        let mut report = String::new();
+        self.reports.read_line(&mut report).unwrap();
+        report
+    }
 }
 
 fn deadlines(term_at: &str, kill_at: u64) -> String {
     format!("{{\"Deadlines\":{{\"term_at_ns\":{term_at},\"kill_at_ns\":{kill_at}}}}}\n")
 }
 
-fn report(reports: &mut BufReader<UnixStream>) -> String {
-    let mut report = String::new();
-    reports.read_line(&mut report).unwrap();
-    report
-}
-
 /// A warden that was stopped before it has started the command finds a deadline that has passed, and behind it a renewal.
 #[test]
 fn a_warden_heeds_the_last_deadline_that_has_arrived() {
     let orders = deadlines("null", 1) + &deadlines("null", u64::MAX);
-    let (mut warden, mut reports) = warden(&orders, "exit 3");
-    assert!(report(&mut reports).starts_with("{\"Started\""));
-    let ended = report(&mut reports);
+    let mut renewed = warden(&orders, "exit 3");
+    assert!(renewed.report().starts_with("{\"Started\""));
+    let ended = renewed.report();
     assert!(ended.contains("\"code\":3,\"by_warden\":false"), "{ended}");
-    warden.wait().unwrap();
+    renewed.process.wait();
     let orders = deadlines("null", u64::MAX) + &deadlines("null", 1);
-    let (mut warden, mut reports) = self::warden(&orders, "exit 3");
-    let ended = report(&mut reports);
+    let mut late = warden(&orders, "exit 3");
+    let ended = late.report();
     assert!(ended.contains("\"code\":137,\"by_warden\":true"), "{ended}");
-    warden.wait().unwrap();
+    late.process.wait();
 }
 
 /// With a long TTL, the KILL of a lock that is about to be lost comes long after the TERM.
 #[test]
 fn leftover_processes_that_ignore_term_are_killed_soon_after_the_command_has_ended_by_the_early_term() {
     let script = "trap '' TERM; sleep 1000 & trap 'exit 5' TERM; echo ready; while :; do sleep 0.01; done";
-    let (mut warden, mut reports) = warden(&deadlines("null", u64::MAX), script);
-    assert!(report(&mut reports).starts_with("{\"Started\""));
-    let mut ready = [0; 6];
-    warden.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
-    reports.get_mut().write_all(deadlines("1", u64::MAX).as_bytes()).unwrap();
-    let ended = report(&mut reports);
+    let mut warden = warden(&deadlines("null", u64::MAX), script);
+    assert!(warden.report().starts_with("{\"Started\""));
+    assert_eq!(warden.stdout.next_line("the command").as_deref(), Some("ready"));
+    warden.reports.get_mut().write_all(deadlines("1", u64::MAX).as_bytes()).unwrap();
+    let ended = warden.report();
     assert!(ended.contains("\"by_warden\":true"), "{ended}");
-    warden.wait().unwrap();
+    warden.process.wait();
 }
 
 #[test]
@@ -174,7 +187,7 @@ fn killing_palisade_and_the_warden_ends_the_command() {
     parts.iter().for_each(|part| kill_process(*part, Signal::STOP).unwrap());
     parts.into_iter().for_each(kill);
     holder.end().expect(137, &[]);
-    until(|| !is_running(command));
+    until("the command has ended", || !is_running(command));
     fixture.run(&["x"], "echo mine").expect(0, &["mine"]);
 }
 
@@ -200,7 +213,7 @@ fn a_stopped_warden_does_not_keep_a_command_running_whose_lock_was_taken_away() 
     kill_process(holder.warden(), Signal::STOP).unwrap();
     fixture.observer().force_release("x", "a test").unwrap();
     holder.end().expect_failure(76, "was taken away by");
-    until(|| !is_running(command) && !is_running(child));
+    until("the command and its child have ended", || !is_running(command) && !is_running(child));
 }
 
 /// `palisade` says that it kills the warden. No process reads that.
@@ -212,7 +225,7 @@ fn a_full_stderr_does_not_keep_a_command_running_whose_warden_is_stopped() {
     let command = pid(&holder.line());
     kill_process(holder.warden(), Signal::STOP).unwrap();
     fixture.observer().force_release("x", "a test").unwrap();
-    until(|| !is_running(command));
+    until("the command has ended", || !is_running(command));
     drop(errors);
     holder.end().expect(76, &[]);
 }
@@ -293,7 +306,7 @@ else:
     let left = pid(first.line().strip_prefix("left ").unwrap());
     first.send_line("go");
     first.end().expect(0, &[]);
-    until(|| !is_running(left));
+    until("the orphan has ended", || !is_running(left));
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! `acquire`, `renew`, `release`: locks that outlive processes. Also `elect`.
 
-use std::process::{Command, Stdio};
-use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use palisade::Event;
 use rustix::process::Signal;
 
-use crate::fixture::{Finished, Fixture, Running, until};
+use crate::common::bounded::{Bounded, until};
+use crate::common::environment;
+use crate::fixture::{Finished, Fixture, Running};
 
 fn palisade(fixture: &Fixture, args: &[&str]) -> Finished {
     Running::new(fixture.command(args)).end()
@@ -15,13 +15,8 @@ fn palisade(fixture: &Fixture, args: &[&str]) -> Finished {
 
 /// Runs a script that can call `palisade`.
 fn script(fixture: &Fixture, script: &str) -> Finished {
-    let folder = std::path::Path::new(env!("CARGO_BIN_EXE_palisade")).parent().unwrap();
-    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
-    let mut shell = Command::new("sh");
-    shell.args(["-euc", script]).envs(fixture.engine.environment()).env("PATH", path).current_dir(fixture.file(""));
-    for name in ["PALISADE_LOCK", "PALISADE_TOKEN", "PALISADE_SESSION"] {
-        shell.env_remove(name);
-    }
+    let mut shell = fixture.program("sh");
+    shell.args(["-euc", script]);
     Running::new(shell).end()
 }
 
@@ -86,16 +81,20 @@ fn a_token_that_another_session_holds_is_reported_with_the_session() {
 #[test]
 fn a_lease_ends_when_its_ttl_passes_without_a_renewal() {
     let fixture = Fixture::new();
-    let lease = palisade(&fixture, &["acquire", "x", "--ttl", "3s", "--json"]);
+    let ttl = Duration::from_secs(10);
+    let lease = palisade(&fixture, &["acquire", "x", "--ttl", "10s", "--json"]);
     let lease: serde_json::Value = serde_json::from_str(&lease.stdout.join("\n")).unwrap();
-    assert_eq!((&lease["schema"], &lease["token"], &lease["ttl_ms"]), (&1.into(), &1.into(), &3000.into()));
-    thread::sleep(Duration::from_millis(1700));
+    assert_eq!((&lease["schema"], &lease["token"], &lease["ttl_ms"]), (&1.into(), &1.into(), &10_000.into()));
+    let observer = fixture.observer();
+    let left = || observer.inspect("x").unwrap().and_then(|lock| lock.holders.first()?.time_left_ms);
+    until("a second of the lease has passed", || left().is_none_or(|left| left <= 9_000));
+    let began = Instant::now();
     let renewed = palisade(&fixture, &["renew", "x", "--token", "1", "--json"]);
     let renewed: serde_json::Value = serde_json::from_str(&renewed.stdout.join("\n")).unwrap();
-    assert!(renewed["time_left_ms"].as_u64().unwrap() > 1500, "{renewed}");
-    thread::sleep(Duration::from_millis(1700));
-    palisade(&fixture, &["run", "--no-wait", "x", "--", "echo", "in"]).expect_failure(75, "held by operator on desk");
+    assert!(renewed["time_left_ms"].as_u64().is_some_and(|left| left <= 10_000), "{renewed}");
+    // It waits for the end of the lease.
     palisade(&fixture, &["run", "x", "--", "echo", "mine"]).expect(0, &["mine"]);
+    assert!(began.elapsed() >= ttl, "it ended {:?} after the renewal", began.elapsed());
     let late = palisade(&fixture, &["renew", "x", "--token", "1"]);
     late.expect_failure(76, "'x' is not held with token 1");
     palisade(&fixture, &["release", "x", "--token", "1"]).expect_failure(76, "'x' is not held with token 1");
@@ -117,13 +116,11 @@ fn only_the_token_releases() {
 fn a_lease_that_could_not_be_printed_is_released() {
     let fixture = Fixture::new();
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let status = fixture.command(&["acquire", "x"]).stdout(full).stderr(Stdio::null()).status().unwrap();
-    assert_eq!(status.code(), Some(74));
+    assert_eq!(fixture.command(&["acquire", "x"]).finish_into(full).status.code(), Some(74));
     assert!(!fixture.is_held("x"));
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let status = fixture.command(&["acquire", "x"]).stdout(writer).stderr(Stdio::null()).status().unwrap();
-    assert_eq!(status.code(), Some(74));
+    assert_eq!(fixture.command(&["acquire", "x"]).finish_into(writer).status.code(), Some(74));
     assert!(!fixture.is_held("x"));
 }
 
@@ -157,7 +154,7 @@ fn a_killed_leader_is_replaced_by_the_next_candidate() {
     queued();
     first.signal(Signal::KILL);
     second.expect("2");
-    until(|| leader() == Some(b"10.0.0.8".to_vec()));
+    until("the second candidate leads", || leader() == Some(b"10.0.0.8".to_vec()));
     second.send_line("go");
     second.end().expect(8, &[]);
     assert_eq!(leader(), None);
@@ -169,11 +166,8 @@ fn a_lease_that_cannot_exist_is_refused_and_nothing_is_created() {
     let url = format!("embedded://{}", folder.path().join("locks.db").display());
     for command in ["renew", "release"] {
         for (args, code) in [(&["deploy", "--token", "3"][..], 76), (&["deploy"], 64), (&[], 64)] {
-            let mut palisade = Command::new(env!("CARGO_BIN_EXE_palisade"));
-            for name in ["PALISADE_LOCK", "PALISADE_TOKEN", "PALISADE_SESSION"] {
-                palisade.env_remove(name);
-            }
-            let output = palisade.args(["--url", &url, command]).args(args).output().unwrap();
+            let mut palisade = environment::palisade(folder.path());
+            let output = palisade.args(["--url", &url, command]).args(args).finish();
             let message = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(code), "{command} {args:?}: {message}");
             assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "{command} {args:?}");

@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use palisade::Event;
 use rustix::process::{Signal, kill_process_group};
 
-use crate::fixture::{ALONE, Fixture, Running, until};
+use crate::common::bounded::until;
+use crate::fixture::{ALONE, Fixture, Running};
 
-/// Short, because these tests wait for it. A twentieth of it, the margin before the KILL, is enough to be scheduled.
-const TTL: &str = "4s";
+/// These tests wait for it. A twentieth of it, the margin before the KILL, must be enough for a busy machine to run the warden.
+const TTL: &str = "10s";
 
-const PRINTS_TERM: &str = "trap 'echo term; exit 3' TERM; echo ready; while :; do sleep 0.01; done";
-const IGNORES_TERM: &str =
-    "trap 'echo term' TERM; (trap '' TERM; sleep 1000) & echo ready; while :; do sleep 0.01; done";
+const PRINTS_TERM: &str = "trap 'echo term; exit 3' TERM; sleep 1000 & echo ready; wait";
+const IGNORES_TERM: &str = "trap 'echo term' TERM; (trap '' TERM; sleep 1000) & echo ready; while :; do wait; done";
 
 fn alone(script: &str) -> String {
     format!("{ALONE}{script}")
@@ -161,15 +161,15 @@ fn an_outage_ends_the_command_in_time() {
 #[test]
 fn an_outage_shorter_than_the_ttl_is_survived() {
     let fixture = Fixture::new();
-    let mut command = fixture.script(&["--ttl", "6s", "x"], "echo ready; read go; exit 5");
+    let mut command = fixture.script(&["--ttl", "30s", "x"], "echo ready; read go; exit 5");
     command.env("PALISADE_LOG", "palisade=warn");
     let log = fs::File::create(fixture.file("log")).unwrap();
     let mut holder = Running::with_errors(command, log);
     holder.expect("ready");
     let end_outage = begin_outage(&fixture);
-    until(|| fixture.read("log").contains("keep-alive failed"));
+    until("a keep-alive has failed", || fixture.read("log").contains("keep-alive failed"));
     end_outage();
-    until(|| fs::read_dir(sessions(&fixture)).unwrap().count() > 0);
+    until("the session has its file again", || fs::read_dir(sessions(&fixture)).unwrap().count() > 0);
     holder.send_line("go");
     assert_eq!(holder.end().code, 5, "{}", fixture.read("log"));
 }
@@ -180,7 +180,7 @@ fn a_waiter_whose_session_expired_queues_again() {
     let fixture = Fixture::new();
     let mut holder = fixture.start(&["x"], "echo in; read go");
     holder.expect("in");
-    let waiter = fixture.queue(&["--ttl", "1s", "--wait", "1m", "x"], "echo ran");
+    let waiter = fixture.queue(&["--ttl", "10s", "--wait", "1h", "x"], "echo ran");
     let left_queue = fixture.next_event(|event| matches!(event, Event::LeftQueue { .. }));
     waiter.signal(Signal::STOP);
     left_queue();

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 
-use crate::fixture::{ALONE, Fixture, Running, full_pipe, is_writing_to_stderr, until};
+use crate::common::bounded::until;
+use crate::fixture::{ALONE, Fixture, Running, full_pipe, is_writing_to_stderr};
 
 /// Prints the partitions when it starts and when it gets TERM.
 const WORKER: &str = r#"
@@ -87,10 +88,10 @@ fn a_host_says_when_partitions_have_no_owner() {
     let mut small = Running::with_errors(command, fs::File::create(&said).expect("a file"));
     until_owned(&mut small, 1);
     large.signal(Signal::TERM);
-    until(|| fixture.read("said").contains("3 partitions of 'orders' have no owner"));
+    until("it says so", || fixture.read("said").contains("3 partitions of 'orders' have no owner"));
     let mut again = host(&fixture, &["orders", "4"], WORKER);
     until_owned(&mut again, 3);
-    until(|| fixture.read("said").contains("have room again"));
+    until("it says that this is over", || fixture.read("said").contains("have room again"));
 }
 
 #[test]
@@ -160,11 +161,11 @@ fn a_partition_is_not_released_while_a_full_stderr_keeps_its_command_alive() {
     let mut first = Running::with_errors(fixture.command(&args), full);
     until_stubborn(&mut first, 3);
     small.signal(Signal::TERM);
-    until(|| is_writing_to_stderr(first.pid()));
+    until("it is blocked", || is_writing_to_stderr(first.pid()));
     let mut second = host(&fixture, &["orders", "4", "--grace", "500ms"], STUBBORN);
     until_stubborn(&mut second, 1);
     let is_waited_for = || (0..4).any(|number| fixture.waiters(&format!("orders/partitions/{number:04}")) > 0);
-    until(is_waited_for);
+    until("the second host waits", is_waited_for);
     // Time enough to release the partition, if it were released at the end of the grace.
     thread::sleep(Duration::from_secs(2));
     assert!(is_waited_for() && is_writing_to_stderr(first.pid()));

@@ -1,9 +1,7 @@
 //! What `palisade run` passes through: exit codes, the environment, descriptors; and what it prints.
 
-use std::fs;
-use std::process::{Command, Stdio};
-
 use crate::fixture::{Fixture, Running};
+use std::fs;
 
 #[test]
 fn the_exit_code_is_the_commands_own() {
@@ -31,8 +29,7 @@ fn a_command_that_cannot_be_started_exits_with_126_or_127() {
 #[test]
 fn the_command_gets_lock_token_session_and_url() {
     let fixture = Fixture::new();
-    let palisade = env!("CARGO_BIN_EXE_palisade");
-    let show = format!("'{palisade}' show x | grep -c \" $PALISADE_SESSION \"");
+    let show = "palisade show x | grep -c \" $PALISADE_SESSION \"";
     let ended = fixture.run(&["x"], &format!("echo \"$PALISADE_LOCK $PALISADE_TOKEN $PALISADE_URL\"; {show}"));
     ended.expect(0, &[&format!("x 1 {}", fixture.engine.url()), "1"]);
 }
@@ -40,9 +37,8 @@ fn the_command_gets_lock_token_session_and_url() {
 #[test]
 fn a_relative_file_is_named_to_the_command_by_its_absolute_path() {
     let fixture = Fixture::new();
-    let palisade = env!("CARGO_BIN_EXE_palisade");
-    let script = format!("cd /; '{palisade}' run --no-wait x -- true 2>&-; echo $? $PALISADE_URL");
-    let mut command = fixture.script(&["x"], &script);
+    let script = "cd /; palisade run --no-wait x -- true 2>&-; echo $? $PALISADE_URL";
+    let mut command = fixture.script(&["x"], script);
     command.env("PALISADE_URL", "embedded:other.db");
     // The lock is also held when seen from another directory.
     Running::new(command).end().expect(0, &[&format!("75 embedded://{}", fixture.file("other.db").display())]);
@@ -71,7 +67,7 @@ fn nothing_is_printed_without_verbose() {
 /// Returns the output of a command without `palisade run`, and with it.
 fn without_and_with(command: &[&str]) -> [Vec<String>; 2] {
     let fixture = Fixture::new();
-    let mut without = Command::new(command[0]);
+    let mut without = fixture.program(command[0]);
     without.args(&command[1..]);
     let with = fixture.command(&[&["run", "x", "--"], command].concat());
     [without, with].map(|command| Running::new(command).end().stdout)
@@ -86,10 +82,8 @@ fn the_command_has_no_descriptors_but_its_own() {
 #[test]
 fn descriptors_that_are_meant_for_the_command_reach_it() {
     let fixture = Fixture::new();
-    let mut shell = Command::new("sh");
-    let palisade = env!("CARGO_BIN_EXE_palisade");
-    shell.args(["-c", &format!("{palisade} run x -- sh -c 'echo three >&3' 3>&1")]);
-    shell.envs(fixture.engine.environment());
+    let mut shell = fixture.program("sh");
+    shell.args(["-c", "palisade run x -- sh -c 'echo three >&3' 3>&1"]);
     Running::new(shell).end().expect(0, &["three"]);
 }
 
@@ -102,14 +96,12 @@ fn the_command_begins_with_default_signals_and_none_blocked() {
 #[test]
 fn ignored_signals_stay_ignored_in_the_command() {
     let fixture = Fixture::new();
-    let palisade = env!("CARGO_BIN_EXE_palisade");
     let ignoring = |command: &str| {
-        let mut shell = Command::new("sh");
+        let mut shell = fixture.program("sh");
         shell.args(["-c", &format!("trap '' HUP INT; exec {command} grep SigIgn /proc/self/status")]);
-        shell.envs(fixture.engine.environment());
         Running::new(shell).end().stdout
     };
-    assert_eq!(ignoring(&format!("{palisade} run x --")), ignoring(""));
+    assert_eq!(ignoring("palisade run x --"), ignoring(""));
 }
 
 #[test]
@@ -123,11 +115,9 @@ fn the_command_reads_palisades_stdin() {
 #[test]
 fn closed_standard_descriptors_are_accepted() {
     let fixture = Fixture::new();
-    let palisade = env!("CARGO_BIN_EXE_palisade");
     for closed in ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"] {
-        let mut shell = Command::new("sh");
-        shell.args(["-c", &format!("{palisade} -v run x -- sh -c 'echo done >> did; exit 7' {closed}")]);
-        shell.envs(fixture.engine.environment()).current_dir(fixture.file(""));
+        let mut shell = fixture.program("sh");
+        shell.args(["-c", &format!("palisade -v run x -- sh -c 'echo done >> did; exit 7' {closed}")]);
         assert_eq!(Running::new(shell).end().code, 7, "{closed}");
     }
     assert_eq!(fixture.read("did"), "done\n".repeat(4));
@@ -136,10 +126,8 @@ fn closed_standard_descriptors_are_accepted() {
 #[test]
 fn a_closed_pipe_ends_the_command_as_without_palisade() {
     let fixture = Fixture::new();
-    let mut shell = Command::new("bash");
-    let palisade = env!("CARGO_BIN_EXE_palisade");
-    shell.args(["-c", &format!("{palisade} run x -- yes | head -n 1; echo ${{PIPESTATUS[0]}}")]);
-    shell.envs(fixture.engine.environment());
+    let mut shell = fixture.program("bash");
+    shell.args(["-c", "palisade run x -- yes | head -n 1; echo ${PIPESTATUS[0]}"]);
     Running::new(shell).end().expect(0, &["y", "141"]);
 }
 
@@ -147,9 +135,12 @@ fn a_closed_pipe_ends_the_command_as_without_palisade() {
 fn a_log_that_cannot_be_written_does_not_lose_the_lock() {
     let fixture = Fixture::new();
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let mut command = fixture.command(&["-vvv", "run", "--ttl", "1s", "x", "--", "sleep", "1.5"]);
-    let status = command.stdout(Stdio::null()).stderr(full).status().unwrap();
-    assert_eq!(status.code(), Some(0));
+    let mut running = Running::with_errors(fixture.command(&["-vvv", "run", "--ttl", "30s", "x", "--", "cat"]), full);
+    running.send_line("in");
+    running.expect("in");
+    fixture.until_renewed("x");
+    running.close_stdin();
+    running.end().expect(0, &[]);
 }
 
 #[test]
@@ -173,12 +164,11 @@ fn a_lock_that_is_not_free_in_time_is_refused_with_its_holder() {
 #[test]
 fn the_lock_of_a_running_command_cannot_be_released_by_others() {
     let fixture = Fixture::new();
-    let palisade = env!("CARGO_BIN_EXE_palisade");
-    let ended = fixture.run(&["x"], &format!("{palisade} release && echo released; echo $?; exit 5"));
+    let ended = fixture.run(&["x"], "palisade release && echo released; echo $?; exit 5");
     assert_eq!((ended.code, &ended.stdout[..]), (5, &["64".to_owned()][..]), "{ended:?}");
     assert!(ended.errors.contains("is held by the `palisade run` that this command is part of"), "{ended:?}");
     // Nor can a process that does not know who started it.
-    let ended = fixture.run(&["x"], &format!("unset PALISADE_RUN_SESSION; {palisade} release; echo $?"));
+    let ended = fixture.run(&["x"], "unset PALISADE_RUN_SESSION; palisade release; echo $?");
     assert_eq!((ended.code, &ended.stdout[..]), (0, &["69".to_owned()][..]), "{ended:?}");
     assert!(ended.errors.contains("keeps it alive; no other process may"), "{ended:?}");
 }

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
 
+use crate::common::bounded::Bounded;
+use crate::common::environment::{self, NO_HOME};
 use crate::fixture::{Finished, Fixture, Running};
 
 /// Compares stderr with a snapshot, without the paths that differ from run to run.
@@ -127,15 +128,13 @@ fn an_unwritable_directory_is_named() {
     if rustix::process::getuid().is_root() {
         // Permissions do not bind root, so another user runs it.
         let palisade = fixture.file("palisade");
-        fs::copy(env!("CARGO_BIN_EXE_palisade"), &palisade).unwrap();
+        // Another process copies it: no process that another thread starts inherits the open file, with which it could not be run.
+        let mut copy = fixture.program("cp");
+        assert!(copy.arg(env!("CARGO_BIN_EXE_palisade")).arg(&palisade).finish().status.success());
         fs::set_permissions(fixture.file(""), fs::Permissions::from_mode(0o755)).unwrap();
-        command = Command::new("setpriv");
+        command = environment::command("setpriv", NO_HOME);
         command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(palisade);
-        command
-            .args(["run", "x", "--", "echo", "unexpected"])
-            .env_remove("PALISADE_CONFIG")
-            .env("HOME", "/")
-            .current_dir("/");
+        command.args(["run", "x", "--", "echo", "unexpected"]).current_dir("/");
     }
     let forbidden = fixture.file("forbidden");
     fs::create_dir(&forbidden).unwrap();
@@ -152,16 +151,16 @@ fn a_full_disk_is_named_and_does_not_lose_a_held_lock() {
     let script = r#"
         mount -t tmpfs -o size=256k none "$PWD" && cd "$PWD"
         export PALISADE_URL="embedded://$PWD/locks.db"
-        $PALISADE run --ttl 1s x -- sh -c 'head -c 1m /dev/zero > filler; sleep 1.5; echo ran; exit 5'
+        # Longer than the TTL.
+        palisade run --ttl 30s x -- sh -c 'head -c 1m /dev/zero > filler; sleep 31; echo ran; exit 5'
         echo $?
         head -c 1m /dev/zero > more
-        $PALISADE run --no-wait x -- echo unexpected
+        palisade run --no-wait x -- echo unexpected
         echo $?
         rm filler more
-        $PALISADE run x -- echo again"#;
-    let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]).current_dir(fixture.file(""));
-    command.envs(fixture.engine.environment()).env("PALISADE", env!("CARGO_BIN_EXE_palisade"));
+        palisade run x -- echo again"#;
+    let mut command = fixture.program("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]);
     let ended = Running::new(command).end();
     assert_eq!(ended.stdout, ["ran", "5", "69", "again"], "{ended:?}");
     assert!(ended.errors.contains("no space is left for "), "{ended:?}");

@@ -1,12 +1,13 @@
 //! Signals to `palisade`, in every phase.
 
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use palisade::Event;
 use rustix::process::Signal;
 
+use crate::common::bounded::{Bounded, until};
+use crate::common::environment::{self, NO_HOME};
 use crate::fixture::{Fixture, Running, is_running, pid};
 
 const ENDING: [(Signal, i32); 4] = [(Signal::INT, 2), (Signal::TERM, 15), (Signal::HUP, 1), (Signal::QUIT, 3)];
@@ -99,10 +100,8 @@ fn nohup_protects_the_wait_and_the_command() {
     let mut holder = fixture.start(&["x"], "echo in; read go");
     holder.expect("in");
     let queued = fixture.next_event(|event| matches!(event, Event::Queued { .. }));
-    let palisade = env!("CARGO_BIN_EXE_palisade");
-    let mut shell = Command::new("sh");
-    shell.args(["-c", &format!("trap '' HUP; exec {palisade} run x -- sh -c 'echo mine; read go; exit 5'")]);
-    shell.envs(fixture.engine.environment());
+    let mut shell = fixture.program("sh");
+    shell.args(["-c", "trap '' HUP; exec palisade run x -- sh -c 'echo mine; read go; exit 5'"]);
     let mut protected = Running::new(shell);
     queued();
     protected.signal(Signal::HUP);
@@ -117,13 +116,13 @@ fn nohup_protects_the_wait_and_the_command() {
 #[test]
 fn a_command_without_a_terminal_is_stopped_and_goes_on_under_the_lock() {
     let fixture = Fixture::new();
-    let mut running = fixture.start(&["--ttl", "2s", "x"], "echo $$; read go; echo went on");
+    let mut running = fixture.start(&["--ttl", "30s", "x"], "echo $$; read go; echo went on");
     let command = pid(&running.line());
     running.signal(Signal::TSTP);
-    crate::fixture::until(|| state(command) == "T");
-    // Longer than the TTL: only the command is stopped, so the lock is renewed.
-    thread::sleep(Duration::from_millis(2500));
-    assert!(is_running(running.pid()) && fixture.is_held("x"));
+    until("the command is stopped", || state(command) == "T");
+    // Only the command is stopped.
+    fixture.until_renewed("x");
+    assert!(is_running(running.pid()) && state(command) == "T");
     running.signal(Signal::CONT);
     running.send_line("go");
     running.end().expect(0, &["went on"]);
@@ -134,21 +133,21 @@ fn state(pid: rustix::process::Pid) -> String {
     stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).unwrap().to_owned()
 }
 
+/// Without the handling of ignored signals some tests never end.
 #[test]
 fn these_tests_pass_where_signals_are_ignored() {
     let tests = std::env::current_exe().unwrap();
     for test in ["a_signal_is_passed_on_to_the_command", "a_command_without_a_handler_is_ended_by_a_signal"] {
-        // Without the handling of ignored signals some tests never end.
-        let mut shell = Command::new("timeout");
-        shell.args([
-            "--signal=KILL",
-            "60",
-            "sh",
-            "-c",
-            "trap '' HUP INT QUIT TERM USR1 USR2; exec \"$0\" --exact \"signals::$1\"",
-        ]);
-        let output = shell.arg(&tests).arg(test).output().unwrap();
+        let mut shell = environment::command("sh", NO_HOME);
+        shell.args(["-c", "trap '' HUP INT QUIT TERM USR1 USR2; exec \"$0\" --exact \"$1\""]).arg(&tests);
+        let output = shell.arg(path_of(test)).finish();
         let message = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && message.contains("1 passed"), "{test}: {message}");
     }
+}
+
+/// Returns the path of a test of this module, without the name of the crate.
+fn path_of(test: &str) -> String {
+    let (_, module) = module_path!().split_once("::").expect("it is not the root");
+    format!("{module}::{test}")
 }

@@ -5,8 +5,9 @@ use std::process::ExitStatus;
 use pty_process::blocking::Command;
 use rustix::process::Signal;
 
+use crate::common::bounded::{end_of, until};
 use crate::common::terminal::Terminal;
-use crate::fixture::{Fixture, Running, only_child, until};
+use crate::fixture::{Fixture, Running, only_child};
 
 const SIZE: (u16, u16) = (24, 80);
 const CTRL_C: &str = "\x03";
@@ -19,11 +20,9 @@ fn on_terminal(fixture: &Fixture, args: &[&str]) -> Terminal {
 
 /// Starts a shell on a terminal, with `palisade` on its PATH.
 fn shell(fixture: &Fixture, args: &[&str]) -> Terminal {
-    let folder = std::path::Path::new(env!("CARGO_BIN_EXE_palisade")).parent().unwrap();
-    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
     Terminal::run_as(&fixture.engine, &[], SIZE, |_| {
-        let bash = Command::new("bash").args(["--norc", "--noprofile"]).args(args).envs(fixture.engine.environment());
-        bash.env("PATH", path).env("PS1", "$ ").env("TERM", "xterm-256color").current_dir(fixture.file(""))
+        let bash = Command::from(fixture.program("bash")).args(["--norc", "--noprofile"]).args(args);
+        bash.env("PS1", "$ ").env("TERM", "xterm-256color")
     })
 }
 
@@ -66,7 +65,7 @@ fn the_wait_shows_how_many_are_ahead() {
     second.press(CTRL_C);
     let status = second.end();
     assert_code(status, 130, &second);
-    until(|| fixture.waiters("x") == 1);
+    until("it has left the queue", || fixture.waiters("x") == 1);
     assert_eq!(second.screen_text().trim_end(), "", "{:?}", String::from_utf8_lossy(&second.raw));
 }
 
@@ -136,9 +135,9 @@ fn a_background_job_is_stopped_when_it_reads_and_can_be_brought_forward() {
     let fixture = Fixture::new();
     let mut shell = shell(&fixture, &["-i"]);
     shell.press("palisade run --ttl 1m x -- sh -c 'read a; echo \"got $a\"' &\n");
-    until(|| fixture.is_held("x"));
+    until("the job holds the lock", || fixture.is_held("x"));
     shell.press("\n");
-    until(|| {
+    until("the job is stopped", || {
         let state = std::fs::read_to_string(format!("/proc/{}/stat", holder_pid(&fixture))).unwrap_or_default();
         state.contains(") T ")
     });
@@ -160,7 +159,7 @@ fn in_a_pipeline_the_command_reads_the_keyboard_too() {
     let fixture = Fixture::new();
     let mut shell = shell(&fixture, &["-i"]);
     shell.press("palisade run x -- cat | sed 's/^/got /'\n");
-    until(|| fixture.is_held("x"));
+    until("the job holds the lock", || fixture.is_held("x"));
     shell.press("line\n");
     shell.press("\x04");
     shell.wait_for("got line");
@@ -178,7 +177,7 @@ fn the_script_gets_the_terminal_back() {
     for command in ["true", "false", "sh -c 'kill -9 $$'", "sh -c 'sleep 1000 &'"] {
         let script = format!("palisade run x -- {command}; read a; echo \"the script got $a\"");
         let mut shell = shell(&fixture, &["-c", &script]);
-        until(|| !fixture.is_held("x"));
+        until("the lock is released", || !fixture.is_held("x"));
         shell.press("line\n");
         shell.wait_for("the script got line");
         shell.end();
@@ -219,10 +218,10 @@ fn terminal_modes_are_restored_when_the_command_is_killed() {
 fn a_terminal_that_goes_away_ends_the_command() {
     let fixture = Fixture::new();
     let (keyboard, tty) = pty_process::blocking::open().unwrap();
-    let command = Command::new(env!("CARGO_BIN_EXE_palisade")).args(["run", "x", "--", "sleep", "1000"]);
-    let mut running = command.envs(fixture.engine.environment()).spawn(tty).unwrap();
-    until(|| fixture.is_held("x"));
+    let command = Command::from(fixture.command(&["run", "x", "--", "sleep", "1000"]));
+    let mut running = command.spawn(tty).unwrap();
+    until("the command holds the lock", || fixture.is_held("x"));
     drop(keyboard);
-    assert_eq!(running.wait().unwrap().code(), Some(129));
+    assert_eq!(end_of(&mut running).expect("it ends").code(), Some(129));
     assert!(!fixture.is_held("x"));
 }

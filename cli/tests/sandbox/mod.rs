@@ -2,20 +2,17 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Lines};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{ChildStdout, Command, ExitStatus, Output};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use tempfile::TempDir;
 
-use crate::common::bounded::{self, TIMEOUT};
-use crate::common::signals;
-pub(crate) use crate::common::within;
+use crate::common::bounded::{self, Bounded, OutputLines};
+use crate::common::process::Process;
+use crate::common::{environment, signals};
 
 /// A private home directory with its own locks.
 pub(crate) struct Sandbox {
@@ -28,6 +25,15 @@ pub(crate) struct CommandOutput {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
+}
+
+impl CommandOutput {
+    /// Returns stdout of a command that has succeeded with an empty stderr.
+    #[track_caller]
+    fn success(self, args: &[&str]) -> String {
+        assert_eq!((self.code, self.err.as_str()), (Some(0), ""), "{args:?}: {}", self.out);
+        self.out
+    }
 }
 
 impl Sandbox {
@@ -53,18 +59,38 @@ impl Sandbox {
         palisade::blocking::connect_with(options, &self.url()).expect("the engine works")
     }
 
+    /// `palisade` with these arguments, in this directory.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_palisade"));
-        command.args(args).stdin(Stdio::null()).current_dir(self.path());
-        command.env("HOME", self.path()).env("PALISADE_URL", self.url()).env("COLUMNS", "100");
-        for name in ["CLICOLOR_FORCE", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "PALISADE_CONFIG", "PALISADE_LOG"] {
-            command.env_remove(name);
-        }
+        let mut command = self.program(env!("CARGO_BIN_EXE_palisade"));
+        command.args(args).env("PALISADE_URL", self.url()).env("COLUMNS", "100");
+        command
+    }
+
+    /// Another program, in this directory.
+    pub(crate) fn program(&self, program: &str) -> Command {
+        let mut command = environment::command(program, self.path());
+        command.current_dir(self.path());
+        command
+    }
+
+    /// A script that runs as root on a host whose `/var/lib` is empty and that has these groups, in a separate namespace. It fails with
+    /// its first command that fails. `$PALISADE` has no URL.
+    pub(crate) fn on_own_host(&self, groups: &str, script: &str) -> Command {
+        fs::write(self.path().join("groups"), groups).expect("it is ours");
+        let script = format!("mount -t tmpfs none /var/lib; mount --bind groups /etc/group; {script}");
+        let mut command = self.program("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-ec", &script]);
+        command.env("PALISADE", env!("CARGO_BIN_EXE_palisade"));
         command
     }
 
     pub(crate) fn run(&self, args: &[&str]) -> CommandOutput {
-        self.output(&self.command(args).output().expect("palisade runs"))
+        self.output(&self.command(args).finish())
+    }
+
+    /// Runs an experiment of many steps.
+    pub(crate) fn run_long(&self, args: &[&str]) -> CommandOutput {
+        self.output(&self.command(args).finish_long())
     }
 
     pub(crate) fn output(&self, output: &Output) -> CommandOutput {
@@ -74,9 +100,12 @@ impl Sandbox {
 
     /// Returns stdout of a command that succeeds with an empty stderr.
     pub(crate) fn stdout(&self, args: &[&str]) -> String {
-        let output = self.run(args);
-        assert_eq!((output.code, output.err.as_str()), (Some(0), ""), "{args:?}");
-        output.out
+        self.run(args).success(args)
+    }
+
+    /// Returns stdout of an experiment of many steps that succeeds with an empty stderr.
+    pub(crate) fn stdout_long(&self, args: &[&str]) -> String {
+        self.run_long(args).success(args)
     }
 
     /// Returns stderr of a command that fails with this code and an empty stdout.
@@ -88,7 +117,7 @@ impl Sandbox {
 
     /// Replaces what differs in every run: the sandbox's path and, with [`Numbers::Hidden`], every number.
     pub(crate) fn redacted(&self, text: &str, numbers: Numbers) -> String {
-        let text = text.replace(&self.path().display().to_string(), "[DIR]");
+        let text = environment::without_host_config(text).replace(&self.path().display().to_string(), "[DIR]");
         match numbers {
             Numbers::Kept => text,
             Numbers::Hidden => without_numbers(&text),
@@ -96,10 +125,8 @@ impl Sandbox {
     }
 
     pub(crate) fn start(&self, args: &[&str]) -> Running {
-        let mut command = self.command(args);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().expect("palisade starts");
-        let lines = BufReader::new(child.stdout.take().expect("stdout is a pipe")).lines();
-        Running { child: Some(child), lines: Some(lines) }
+        let (process, stdout) = Process::start_reading(&mut self.command(args));
+        Running { process, stdout: Some(stdout), printed: Vec::new() }
     }
 }
 
@@ -125,43 +152,33 @@ fn without_numbers(text: &str) -> String {
 
 /// A command that is still running. Dropping it ends it.
 pub(crate) struct Running {
-    /// `None` once its end was waited for.
-    child: Option<Child>,
-    lines: Option<Lines<BufReader<ChildStdout>>>,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
+    process: Process,
+    stdout: Option<OutputLines<ChildStdout>>,
+    /// The lines of stdout so far.
+    printed: Vec<String>,
 }
 
 impl Running {
     pub(crate) fn pid(&self) -> Pid {
-        Pid::from_child(self.child.as_ref().expect("its end was not waited for"))
+        self.process.pid()
     }
 
     /// Waits for the next line of stdout.
     pub(crate) fn line(&mut self) -> String {
-        let mut lines = self.lines.take().expect("stdout is open");
-        let (line, lines) = within("a line of output", move || {
-            let line = lines.next();
-            (line, lines)
-        });
-        self.lines = Some(lines);
-        line.expect("it prints one more line").expect("UTF-8")
+        let of = format!("a command that has printed {:?}", self.printed);
+        let line = self.stdout.as_mut().expect("stdout is open").next_line(&of);
+        let line = line.unwrap_or_else(|| panic!("there is no more line of {of}"));
+        self.printed.push(line.clone());
+        line
     }
 
     /// Closes the reading end of its stdout.
     pub(crate) fn stop_reading(&mut self) {
-        self.lines = None;
+        self.stdout = None;
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(self.pid(), signal).expect("it runs");
+        self.process.signal(signal);
     }
 
     /// Returns the processes that it has started, and that run.
@@ -174,39 +191,20 @@ impl Running {
 
     /// Waits until it has started this many processes, and returns them.
     pub(crate) fn until_children(&self, count: usize) -> Vec<OwnedFd> {
-        let began = Instant::now();
-        loop {
-            let children = self.children();
-            if children.len() >= count {
-                return children;
-            }
-            assert!(began.elapsed() < TIMEOUT, "{} of {count} processes run", children.len());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        bounded::until_some(&format!("{count} processes run"), || {
+            Some(self.children()).filter(|children| children.len() >= count)
+        })
     }
 
     /// Waits for the command to exit.
     pub(crate) fn end(mut self) -> ExitStatus {
-        let pid = self.pid();
-        let child = self.child.take().expect("its end was not waited for");
-        end_of(child).unwrap_or_else(|| {
-            let _ = kill_process(pid, Signal::KILL);
-            panic!("it did not end within {TIMEOUT:?}")
-        })
+        self.process.wait()
     }
 }
 
 /// Waits for these processes, and returns whether all have ended.
 pub(crate) fn have_ended(processes: &[OwnedFd]) -> bool {
-    let timeout = Timespec::try_from(TIMEOUT).expect("it is short");
-    let has_ended =
-        |process| poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&timeout)).is_ok_and(|ended| ended == 1);
-    processes.iter().all(has_ended)
-}
-
-/// Waits for a process to exit; `None` if it does not in time.
-pub(crate) fn end_of(mut child: Child) -> Option<ExitStatus> {
-    bounded::awaited(move || child.wait().expect("it can be waited for"))
+    processes.iter().all(bounded::has_ended)
 }
 
 /// Returns the root of the repository.

@@ -4,18 +4,20 @@
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use palisade_cli::harness::{self, zookeeper};
+use palisade_cli::harness::zookeeper;
 use tempfile::TempDir;
 
-/// How long a server may take to start. None takes this long.
-const TIMEOUT: Duration = Duration::from_secs(60);
+use crate::common::bounded::{self, Bounded};
+use crate::common::environment::{self, NO_HOME};
+use crate::common::{free_address, process};
 
 /// A running server.
 pub(crate) struct Server {
+    name: String,
     child: Child,
     /// The server's URL for `palisade`.
     pub(crate) url: String,
@@ -27,6 +29,9 @@ pub(crate) struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if thread::panicking() {
+            process::show(&self.name, &self.log().lines().collect::<Vec<_>>());
+        }
         // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -38,6 +43,16 @@ impl Server {
         self.directory.path()
     }
 
+    /// Kills it, as a power cut would.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("it runs");
+        bounded::end_of(&mut self.child).expect("it ends");
+    }
+
+    fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.directory().join("log")).unwrap_or_default()).into_owned()
+    }
+
     /// A PostgreSQL that trusts every connection, with these settings.
     pub(crate) fn postgres(settings: &[&str]) -> Server {
         Server::postgres_with(settings, |_| {})
@@ -47,11 +62,9 @@ impl Server {
     pub(crate) fn postgres_with(settings: &[&str], prepare: impl FnOnce(&Path)) -> Server {
         let (directory, port) = (tempfile::tempdir().expect("a directory"), free_port());
         hand_over(directory.path());
-        let made = as_postgres("initdb", directory.path())
-            .args(["-U", "postgres", "-A", "trust", "-N", "-D", "data"])
-            .stdout(Stdio::null())
-            .status();
-        assert!(made.expect("initdb").success(), "initdb fails");
+        let mut initdb = as_postgres("initdb", directory.path());
+        let made = initdb.args(["-U", "postgres", "-A", "trust", "-N", "-D", "data"]).finish();
+        assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
         prepare(&directory.path().join("data"));
         let mut command = as_postgres("postgres", directory.path());
         command.args(["-D", "data", "-p", &port.to_string(), "-h", "127.0.0.1", "-k", "", "-F"]).args(settings);
@@ -72,14 +85,14 @@ impl Server {
     pub(crate) fn mariadb(options: &[&str]) -> Server {
         let (directory, port) = (tempfile::tempdir().expect("a directory"), free_port());
         let (data, user) = (format!("--datadir={}", directory.path().join("data").display()), as_root());
-        let mut install = Command::new("mariadb-install-db");
+        let mut install = environment::command("mariadb-install-db", directory.path());
         install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db", &data]);
         // A starting server deletes the temporary tables in its directory, also those of another server.
         install.env("TMPDIR", directory.path());
-        let made = install.args(user).stdout(Stdio::null()).stderr(Stdio::null()).status();
-        assert!(made.expect("mariadb-install-db: scripts/setup").success(), "it cannot be made");
+        let made = install.args(user).finish();
+        assert!(made.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&made.stdout));
         fs::create_dir_all(directory.path().join("data/shop")).expect("a database");
-        let mut command = Command::new("mariadbd");
+        let mut command = environment::command("mariadbd", directory.path());
         command.args(["--no-defaults", "--bind-address=127.0.0.1", &data]);
         let path = |name: &str| directory.path().join(name).display().to_string();
         command.args([format!("--port={port}"), format!("--socket={}", path("socket"))]);
@@ -92,7 +105,7 @@ impl Server {
     /// A Redis without persistence, with these options.
     pub(crate) fn redis(options: &[&str]) -> Server {
         let (directory, port) = (tempfile::tempdir().expect("a directory"), free_port());
-        let mut command = Command::new("redis-server");
+        let mut command = environment::command("redis-server", directory.path());
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"]);
         command.arg(directory.path()).args(options);
         let answers = move || try_redis(port, &["PING"]).is_some_and(|answer| answer == "PONG");
@@ -103,7 +116,9 @@ impl Server {
     pub(crate) fn s3() -> Server {
         let (directory, port) = (tempfile::tempdir().expect("a directory"), free_port());
         let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/bin/weed");
-        let mut command = Command::new(if ours.exists() { ours } else { "weed".into() });
+        let mut command = environment::command(if ours.exists() { ours } else { "weed".into() }, directory.path());
+        // Where it writes its logs.
+        command.env("TMPDIR", directory.path());
         command.arg("mini").arg(format!("-dir={}", directory.path().display()));
         command.args(["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-bucket=fenced", &format!("-s3.port={port}")]);
         command.args(["-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]);
@@ -132,7 +147,7 @@ impl Server {
     pub(crate) fn consul() -> Server {
         let (directory, port) = (tempfile::tempdir().expect("a directory"), free_port());
         let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/consul/usr/bin/consul");
-        let mut command = Command::new(if ours.exists() { ours } else { "consul".into() });
+        let mut command = environment::command(if ours.exists() { ours } else { "consul".into() }, directory.path());
         command.args(["agent", "-server", "-bootstrap-expect=1", "-bind=127.0.0.1", "-client=127.0.0.1"]);
         command.args(["-disable-host-node-id", "-dns-port=-1", "-grpc-port=-1", "-serf-wan-port=-1"]);
         command.args([format!("-http-port={port}"), format!("-serf-lan-port={}", free_port())]);
@@ -151,7 +166,7 @@ impl Server {
     pub(crate) fn etcd() -> Server {
         let (directory, port, peers) = (tempfile::tempdir().expect("a directory"), free_port(), free_port());
         let (clients, peers) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{peers}"));
-        let mut command = Command::new("etcd");
+        let mut command = environment::command("etcd", directory.path());
         command.arg("--data-dir").arg(directory.path().join("data"));
         command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
         command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
@@ -170,7 +185,7 @@ impl Server {
             directory.path().join("data").display()
         );
         fs::write(directory.path().join("zoo.cfg"), settings).expect("a file");
-        let mut command = Command::new("java");
+        let mut command = environment::command("java", directory.path());
         command.args(zookeeper::java_arguments(&[], &directory.path().join("zoo.cfg")));
         let answers = move || {
             zookeeper::ask((Ipv4Addr::LOCALHOST, port).into(), "srvr").is_ok_and(|answer| answer.contains("Mode: "))
@@ -181,17 +196,17 @@ impl Server {
     fn start(mut command: Command, directory: TempDir, url: String, port: u16, answers: impl Fn() -> bool) -> Server {
         let log = File::create(directory.path().join("log")).expect("a file");
         let stderr = log.try_clone().expect("a file");
-        let child = command.stdin(Stdio::null()).stdout(log).stderr(stderr).spawn();
-        let child = child.unwrap_or_else(|error| panic!("{command:?}: {error}; scripts/setup installs it"));
-        let mut server = Server { child, url, port, variables: Vec::new(), directory };
-        let began = Instant::now();
-        while !answers() {
+        let name = bounded::command_line(&command);
+        let child = command.stdout(log).stderr(stderr).spawn();
+        let child = child.unwrap_or_else(|error| bounded::absent(&name, &error));
+        let mut server = Server { name, child, url, port, variables: Vec::new(), directory };
+        bounded::until(&format!("{} answers", server.name), || {
+            // The answer may be that of another server, at whose port this one has failed.
+            let answers = answers();
             let is_gone = server.child.try_wait().expect("it can be asked").is_some();
-            if is_gone || began.elapsed() > TIMEOUT {
-                panic!("it does not answer:\n{}", fs::read_to_string(server.directory().join("log")).expect("a log"));
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
+            assert!(!is_gone, "{} has ended", server.name);
+            answers
+        });
         server
     }
 }
@@ -213,23 +228,22 @@ pub(crate) fn try_redis(port: u16, args: &[&str]) -> Option<String> {
 }
 
 fn try_run(program: &str, args: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(args).output();
-    let output = output.unwrap_or_else(|error| panic!("{program}: {error}; scripts/setup installs it"));
+    let output = environment::command(program, NO_HOME).args(args).finish();
     output.status.success().then(|| String::from_utf8(output.stdout).expect("text").trim().to_owned())
 }
 
-/// A free port below the ephemeral range.
+/// Returns a port on which no other process listens.
 pub(crate) fn free_port() -> u16 {
-    harness::free_port().expect("a port is free").port()
+    free_address().port()
 }
 
 /// Returns the command of a PostgreSQL tool. PostgreSQL refuses to run as root, so root starts it as another user.
 fn as_postgres(tool: &str, directory: &Path) -> Command {
     let program = programs().join(tool);
     let mut command = match rustix::process::geteuid().is_root() {
-        false => Command::new(program),
+        false => environment::command(program, directory),
         true => {
-            let mut command = Command::new("setpriv");
+            let mut command = environment::command("setpriv", directory);
             command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups", "--"]).arg(program);
             command
         }
@@ -241,8 +255,8 @@ fn as_postgres(tool: &str, directory: &Path) -> Command {
 /// Gives a path to the user that PostgreSQL runs as.
 pub(crate) fn hand_over(path: &Path) {
     if rustix::process::geteuid().is_root() {
-        let handed = Command::new("chown").arg("postgres").arg(path).status().expect("chown");
-        assert!(handed.success(), "there is no user postgres: scripts/setup");
+        let handed = environment::command("chown", NO_HOME).arg("postgres").arg(path).finish();
+        assert!(handed.status.success(), "there is no user postgres: scripts/setup");
     }
 }
 

@@ -1,6 +1,5 @@
 //! Every command on stores that other programs run for coordination: the real binary, and real servers.
 
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -8,6 +7,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::common::bounded::Bounded;
 use crate::sandbox::{CommandOutput, Sandbox};
 use crate::servers::Server;
 
@@ -98,8 +98,10 @@ fn check_every_command(server: Server, leases: Leases) {
     leader.end();
 
     // acquire, renew, release, run --every
-    let acquired = shell.run(&["acquire", "deploy", "--ttl", "30s", "--json"]);
-    let every = ["run", "--every", "30s", "report", "--", "echo", "ran"];
+    // ZooKeeper refuses long sessions for another reason.
+    let long = if leases == Leases::Offered { "1h" } else { "30s" };
+    let acquired = shell.run(&["acquire", "deploy", "--ttl", long, "--json"]);
+    let every = ["run", "--every", long, "report", "--", "echo", "ran"];
     if leases == Leases::Offered {
         let lease: Value = serde_json::from_str(&acquired.out).unwrap_or_else(|_| panic!("{}", acquired.err));
         let token = lease["token"].to_string();
@@ -128,7 +130,11 @@ fn check_every_command(server: Server, leases: Leases) {
     assert_eq!((&report["usable"], &report["guarantees"]["level"]), (&true.into(), &"fenced".into()), "{report:#}");
 
     // prove
-    let pauses = shell.json(&["prove", "pauses", "--ttl", "2s", "--overtaken", "1", "--json"]);
+    let url = ["--url", shell.server.url.as_str()];
+    let pauses = ["prove", "pauses", "--ttl", "2s", "--overtaken", "1", "--json"];
+    let pauses = shell.sandbox.run_long(&[&url[..], &pauses].concat());
+    assert_eq!(pauses.code, Some(0), "{}{}", pauses.out, pauses.err);
+    let pauses: Value = serde_json::from_str(&pauses.out).expect("JSON");
     let schemes = pauses["schemes"].as_array().expect("a list");
     let strict = schemes.iter().find(|scheme| scheme["scheme"] == "strict").expect("the fence");
     assert_eq!((&pauses["shown"], &strict["lost"]), (&true.into(), &0.into()), "{pauses:#}");
@@ -197,13 +203,13 @@ fn check_that_ls_reports(shell: &Shell, key: &str) {
 #[test]
 fn ls_reports_unreadable_claims_in_consul() {
     let shell = Shell { sandbox: Sandbox::new(), server: Server::consul() };
-    shell.stdout(&["acquire", "good", "--ttl", "10m"]);
+    shell.stdout(&["acquire", "good", "--ttl", "1h"]);
     for key in ["palisade/lock/bad/ffff-1", "palisade/lock/bad/0000000000001f-1"] {
         let url = format!("http://127.0.0.1:{}/v1/kv/{key}", shell.server.port);
-        let curl = |arguments: &[&str]| Command::new("curl").arg("-sf").args(arguments).arg(&url).output();
-        assert!(curl(&["-X", "PUT", "-d", "{{{"]).expect("curl").status.success());
+        let curl = |arguments: &[&str]| shell.sandbox.program("curl").arg("-sf").args(arguments).arg(&url).finish();
+        assert!(curl(&["-X", "PUT", "-d", "{{{"]).status.success());
         check_that_ls_reports(&shell, key);
-        assert!(curl(&["-X", "DELETE"]).expect("curl").status.success());
+        assert!(curl(&["-X", "DELETE"]).status.success());
     }
 }
 
@@ -211,13 +217,13 @@ fn ls_reports_unreadable_claims_in_consul() {
 #[test]
 fn ls_reports_unreadable_claims_in_etcd() {
     let shell = Shell { sandbox: Sandbox::new(), server: Server::etcd() };
-    shell.stdout(&["acquire", "good", "--ttl", "10m"]);
+    shell.stdout(&["acquire", "good", "--ttl", "1h"]);
     for claim in ["ffff-1", "0000000000001f-1"] {
         let endpoint = format!("--endpoints=127.0.0.1:{}", shell.server.port);
         let key = format!("palisade/lock/bad\t{claim}");
-        let ctl = |arguments: &[&str]| Command::new("etcdctl").arg(&endpoint).args(arguments).output();
-        assert!(ctl(&["put", &key, "{{{"]).expect("etcdctl").status.success());
+        let ctl = |arguments: &[&str]| shell.sandbox.program("etcdctl").arg(&endpoint).args(arguments).finish();
+        assert!(ctl(&["put", &key, "{{{"]).status.success());
         check_that_ls_reports(&shell, &format!("palisade/lock/bad\\t{claim}"));
-        assert!(ctl(&["del", &key]).expect("etcdctl").status.success());
+        assert!(ctl(&["del", &key]).status.success());
     }
 }

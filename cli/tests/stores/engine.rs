@@ -1,10 +1,10 @@
 //! Locks in PostgreSQL, as a shell sees them: the real binary, and a real PostgreSQL.
 
-use std::io::Write;
-use std::process::{Command, Stdio};
+use std::fs;
 
 use serde_json::Value;
 
+use crate::common::bounded::{Bounded, until};
 use crate::sandbox::Sandbox;
 use crate::servers::Server;
 
@@ -22,12 +22,12 @@ fn help_has_examples() {
 fn the_schema_is_printed_and_psql_installs_it_twice() {
     let (sandbox, postgres) = (Sandbox::new(), Server::postgres(&[]));
     let printed = sandbox.stdout(&["engine", "postgres", "schema"]);
+    fs::write(sandbox.path().join("schema.sql"), printed).expect("it is ours");
     for _ in 0..2 {
-        let mut psql = Command::new("psql");
-        psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1"]).arg(&postgres.url).stdin(Stdio::piped());
-        let mut psql = psql.spawn().expect("psql");
-        psql.stdin.take().expect("an input").write_all(printed.as_bytes()).expect("it reads");
-        assert!(psql.wait().expect("it ends").success());
+        let mut psql = sandbox.program("psql");
+        psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", "schema.sql"]).arg(&postgres.url);
+        let output = psql.finish();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
     assert_eq!(postgres.psql("SELECT version FROM palisade.version"), "2");
 }
@@ -40,7 +40,7 @@ fn commands_and_psql_share_the_same_locks() {
     let output = sandbox.stdout(&["--url", url, "run", "orders/42", "--", "printenv", "PALISADE_TOKEN"]);
     let first: u64 = output.trim().parse().expect("a token");
     let token: u64 =
-        postgres.psql("SELECT token FROM palisade.acquire('orders/42', ttl => '60s')").parse().expect("a token");
+        postgres.psql("SELECT token FROM palisade.acquire('orders/42', ttl => '1h')").parse().expect("a token");
     assert!(token > first);
     assert_eq!(postgres.psql("SELECT token FROM palisade.acquire('orders/42')"), "");
     let list = sandbox.stdout(&["--url", url, "ls"]);
@@ -49,7 +49,7 @@ fn commands_and_psql_share_the_same_locks() {
     assert_eq!(postgres.psql(&format!("SELECT palisade.renew('orders/42', {token})")), "t");
     assert_eq!(postgres.psql(&format!("SELECT palisade.release('orders/42', {token})")), "t");
     assert_eq!(postgres.psql(&format!("SELECT palisade.release('orders/42', {token})")), "f");
-    let waited = postgres.psql("CALL palisade.acquire_within('orders/42', '10s')");
+    let waited = postgres.psql("CALL palisade.acquire_within('orders/42', '60s', ttl => '1h')");
     let waited: u64 = waited.split('|').next().and_then(|token| token.parse().ok()).expect("a token");
     assert!(waited > token);
     let broken = sandbox.run(&["--url", url, "break", "orders/42", "--reason", "a test", "--yes"]);
@@ -75,7 +75,7 @@ fn doctor_reports_risky_postgres_settings() {
     }
     postgres.psql("ALTER SYSTEM SET synchronous_commit = off");
     postgres.psql("SELECT pg_reload_conf()");
-    while postgres.psql("SHOW synchronous_commit") != "off" {}
+    until("the setting is read", || postgres.psql("SHOW synchronous_commit") == "off");
     let output = sandbox.run(&["doctor", &postgres.url]);
     assert!(output.out.contains("synchronous_commit is off"), "{}", output.out);
     assert!(!output.out.contains("contradict"), "{}", output.out);

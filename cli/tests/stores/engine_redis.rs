@@ -1,7 +1,10 @@
 //! Every command on locks in a real Redis.
 
+use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::common::bounded::Bounded;
+use crate::common::process::Process;
 use crate::sandbox::Sandbox;
 use crate::servers::{Server, try_redis};
 
@@ -26,8 +29,7 @@ impl Redis {
 
     /// Runs a command. Returns its exit code, stdout and stderr, and checks that stderr does not show the password.
     fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
-        let output = self.sandbox.command(args).env("PALISADE_URL", self.url()).output().expect("it runs");
-        let output = self.sandbox.output(&output);
+        let output = self.sandbox.output(&self.sandbox.command(args).env("PALISADE_URL", self.url()).finish());
         assert!(!output.err.contains(SECRET), "{args:?}: {}", output.err);
         (output.code, output.out, output.err)
     }
@@ -82,8 +84,7 @@ fn a_lease_is_acquired_renewed_shown_and_released() {
     let named = |command| {
         let mut command = redis.sandbox.command(&[command]);
         let variables = [("PALISADE_LOCK", "deploy"), ("PALISADE_TOKEN", &token), ("PALISADE_SESSION", &session)];
-        let output = command.env("PALISADE_URL", redis.url()).envs(variables).output().expect("it runs");
-        redis.sandbox.output(&output)
+        redis.sandbox.output(&command.env("PALISADE_URL", redis.url()).envs(variables).finish())
     };
     assert_eq!(named("renew").code, Some(0));
     assert_eq!(named("release").code, Some(0));
@@ -123,12 +124,14 @@ fn the_functions_are_printed_without_a_server() {
 fn a_lock_that_waits_for_missing_replicas_says_so() {
     let redis = Redis::start();
     let url = format!("{}?replicas=1&replica_timeout=50", redis.url());
-    let args = ["--url", &url, "run", "--efficiency", "--wait", "3s", "nightly", "--", "true"];
-    let output = redis.sandbox.run(&args);
+    let args = ["--url", &url, "run", "--efficiency", "nightly", "--", "true"];
+    let mut waiting = Process::start(&mut redis.sandbox.command(&args));
     let expected = "palisade: waiting for replicas of Redis: 0 connected, and the URL asks for 1: no lock is granted until they \
-                    are connected; `palisade doctor` says more\n";
-    assert!(output.err.starts_with(expected), "{}", output.err);
-    assert!(!output.err.contains(SECRET) && output.code != Some(0), "{output:?}");
+                    are connected; `palisade doctor` says more";
+    assert_eq!(waiting.next_line().as_deref(), Some(expected));
+    waiting.signal(Signal::TERM);
+    let (code, lines) = waiting.end();
+    assert!(code != Some(0) && !lines.join("\n").contains(SECRET), "{code:?} {lines:#?}");
     let doctor = redis.sandbox.run(&["doctor", &url]);
     assert!(doctor.out.contains("0 connected, and the URL asks for 1: no lock is granted"), "{}", doctor.out);
 }

@@ -1,5 +1,6 @@
 //! `palisade fence postgres` and `palisade fence check`, as a shell sees it: the real binary, and a real PostgreSQL.
 
+use crate::common::bounded::Bounded;
 use crate::sandbox::Sandbox;
 use crate::servers::{Server, try_psql};
 
@@ -99,11 +100,7 @@ fn logins_take_the_password_from_the_environment_and_name_the_remedy() {
     ]);
     let url = |user: &str| format!("postgres://{user}127.0.0.1:{}/postgres", postgres.port);
     let run = |variables: &[(&str, &str)], args: &[&str]| {
-        let mut command = sandbox.command(args);
-        for name in ["PALISADE_SECRET", "PGPASSWORD", "PGUSER", "PGDATABASE"] {
-            command.env_remove(name);
-        }
-        sandbox.output(&command.envs(variables.iter().copied()).output().expect("palisade runs"))
+        sandbox.output(&sandbox.command(args).envs(variables.iter().copied()).finish())
     };
 
     let check = ["fence", "check", &url("app@"), "orders"];
@@ -128,7 +125,7 @@ fn logins_take_the_password_from_the_environment_and_name_the_remedy() {
     // As libpq: the user is that of the operating system, and the database has its name.
     let output =
         run(&[("USER", "other")], &["--url", url("").trim_end_matches("/postgres"), "run", "a", "--", "true"]);
-    let user = String::from_utf8(std::process::Command::new("id").arg("-un").output().expect("id").stdout);
+    let user = String::from_utf8(sandbox.program("id").arg("-un").finish().stdout);
     assert!(output.err.contains(&format!("\"{}\"", user.expect("UTF-8").trim())), "{output:?}");
     let output = run(&[], &["--url", &url("nosuch@"), "run", "a", "--", "true"]);
     assert!(output.err.contains("\"nosuch\" does not exist") && !output.err.contains("pg_hba"), "{output:?}");

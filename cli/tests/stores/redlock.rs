@@ -1,55 +1,32 @@
 //! Commands on `redlock:`, as a shell sees them, on five real servers. Redlock has no tokens.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
-
 use serde_json::Value;
 
 use crate::sandbox::Sandbox;
+use crate::servers::Server;
 
-/// Five Redis servers. Dropping this ends them.
-struct FiveServers(Vec<(Child, SocketAddr)>);
+/// Five Redis servers.
+struct FiveServers([Server; 5]);
 
 impl FiveServers {
-    fn start(sandbox: &Sandbox) -> FiveServers {
-        let start = |_| {
-            let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
-            let mut command = Command::new("redis-server");
-            command.args(["--bind", "127.0.0.1", "--save", "", "--port", &address.port().to_string()]);
-            command.arg("--dir").arg(sandbox.path()).stdout(Stdio::null());
-            let child = command.spawn().expect("redis-server is not installed: run scripts/setup");
-            while TcpStream::connect(address).is_err() {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            (child, address)
-        };
-        FiveServers((0..5).map(start).collect())
+    fn start() -> FiveServers {
+        FiveServers([(); 5].map(|()| Server::redis(&[])))
     }
 
     fn url(&self, options: &str) -> String {
-        let nodes: Vec<_> = self.0.iter().map(|(_, address)| address.to_string()).collect();
+        let nodes = self.0.each_ref().map(|server| format!("127.0.0.1:{}", server.port));
         format!("redlock://{}?{options}", nodes.join(","))
     }
 }
 
-impl Drop for FiveServers {
-    fn drop(&mut self) {
-        for (child, _) in &mut self.0 {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
-    }
-}
-
 /// URL options: servers that have just started count, and slow ones do not time out.
-const FRESH: &str = "dangerous_count_restarted=yes&timeout=5s";
+const FRESH: &str = "dangerous_count_restarted=yes&timeout=20s";
 
 #[test]
 fn a_command_runs_under_a_lock_that_has_no_token() {
     let sandbox = Sandbox::new();
-    let servers = FiveServers::start(&sandbox);
+    let servers = FiveServers::start();
     let url = servers.url(FRESH);
     let program = env!("CARGO_BIN_EXE_palisade");
     let inner = format!(
@@ -71,7 +48,7 @@ fn a_command_runs_under_a_lock_that_has_no_token() {
 #[test]
 fn commands_that_need_a_token_are_refused() {
     let sandbox = Sandbox::new();
-    let servers = FiveServers::start(&sandbox);
+    let servers = FiveServers::start();
     let output = sandbox.stderr(64, &["--url", &servers.url(FRESH), "run", "job", "--", "true"]);
     assert!(output.contains("no token can exist"), "{output}");
 }
@@ -79,7 +56,7 @@ fn commands_that_need_a_token_are_refused() {
 #[test]
 fn doctor_reports_redlock_hazards() {
     let sandbox = Sandbox::new();
-    let mut servers = FiveServers::start(&sandbox);
+    let mut servers = FiveServers::start();
     let report = |servers: &FiveServers, code| {
         let output = sandbox.run(&["doctor", "--json", &servers.url(FRESH)]);
         assert_eq!(output.code, Some(code), "{}", output.err);
@@ -102,13 +79,9 @@ fn doctor_reports_redlock_hazards() {
         assert_eq!(status(&healthy, check).as_deref(), expected, "{check}: {healthy:#}");
     }
     assert_eq!(healthy["guarantees"]["level"], "advisory");
-    for (child, _) in &mut servers.0[..2] {
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
+    servers.0[..2].iter_mut().for_each(Server::kill);
     assert_eq!(status(&report(&servers, 0), "node").as_deref(), Some("\"warning\""));
-    servers.0[2].0.kill().unwrap();
-    servers.0[2].0.wait().unwrap();
+    servers.0[2].kill();
     let down = report(&servers, 69);
     assert_eq!(status(&down, "answers").as_deref(), Some("\"failure\""), "{down:#}");
     assert!(down.to_string().contains("2 of 5 nodes count, and 3 are needed"), "{down:#}");

@@ -2,13 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, Stdio};
-use std::thread;
+use std::process::Command;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-use crate::sandbox::{CommandOutput, Numbers, Sandbox, within};
+use crate::common::bounded::Bounded;
+use crate::common::process::Process;
+use crate::sandbox::{CommandOutput, Numbers, Sandbox};
 
 /// As `palisade serve --new-user` made it.
 const SECRET: &str = "b58cbdffbb04714c1fd8df7847cc6488a5cd0e0415c587edd9c8be487697d7b4";
@@ -18,15 +18,8 @@ const WRONG: &str = "0123456789abcdefxyzzy";
 /// An encrypted service with one user, `ci`. `ca.pem` in the sandbox is its authority.
 struct Service {
     sandbox: Sandbox,
-    process: Child,
+    _process: Process,
     address: String,
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
 
 impl Service {
@@ -52,29 +45,20 @@ impl Service {
             ),
         );
         let mut command = sandbox.command(&["serve", "--config", "serve.toml"]);
-        let mut process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(process.stderr.take().unwrap());
-        let (ready, mut lines) = within("the ready line", move || {
-            let mut ready = String::new();
-            while !ready.contains("ready: ") {
-                ready.clear();
-                assert!(lines.read_line(&mut ready).unwrap() > 0, "it did not begin");
-            }
-            (ready, lines)
-        });
+        let process = Process::start(&mut command);
+        let ready = process.line_with("ready: ");
         let address = ready.split_once("resp=").unwrap().1.split(' ').next().unwrap().to_owned();
-        thread::spawn(move || lines.read_to_end(&mut Vec::new()));
-        Service { sandbox, process, address }
+        Service { sandbox, _process: process, address }
     }
 
     fn command(&self, url: &str, args: &[&str]) -> Command {
         let mut command = self.sandbox.command(args);
-        command.env("PALISADE_URL", url).env_remove("PALISADE_SECRET");
+        command.env("PALISADE_URL", url);
         command
     }
 
     fn run(&self, command: &mut Command) -> CommandOutput {
-        let output = self.sandbox.output(&command.output().unwrap());
+        let output = self.sandbox.output(&command.finish());
         for secret in [SECRET, WRONG] {
             assert!(!output.out.contains(secret) && !output.err.contains(secret), "{output:?}");
         }
@@ -108,7 +92,7 @@ fn a_secret_comes_from_the_url_the_environment_or_a_file() {
         {
             // SSL_CERT_FILE replaces the system's authorities.
             let mut command = service.command(&format!("palisades://ci@{at}?secret_file=secret"), &["ls"]);
-            command.env("SSL_CERT_FILE", "ca.pem").env_remove("SSL_CERT_DIR");
+            command.env("SSL_CERT_FILE", "ca.pem");
             command
         },
     ] {
@@ -137,9 +121,7 @@ fn no_command_shows_a_secret() {
         for verbose in [&[][..], &["-vv"]] {
             let args = [verbose, args].concat();
             let mut command = service.command(&service.url(), &args);
-            if verbose.is_empty() {
-                command.env_remove("PALISADE_LOG");
-            } else {
+            if !verbose.is_empty() {
                 command.env("PALISADE_LOG", "trace");
             }
             // The first round still holds the lock, so the second one must not wait.

@@ -12,15 +12,15 @@ use crate::fixture::{inspect, retryable};
 /// The TTL of a session that ends during its test. It outlives a standstill of ten seconds at any moment before that.
 pub const SHORT_TTL: Duration = Duration::from_secs(20);
 
-/// The longest TTL of an attempt.
-const LONGEST: Duration = Duration::from_secs(90);
+/// The longest TTL of an attempt. Redlock keeps no longer ones.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// Returns the TTLs of the attempts to check what happens when a session ends by its TTL: this one, and each time twice as much. An
 /// attempt whose session was lost before it was cut off proves nothing, and the next one follows.
 ///
 /// # Panics
 ///
-/// The iterator panics instead of returning a TTL of more than 90 s: then it is not the machine that ends the sessions.
+/// The iterator panics instead of returning a TTL of more than a minute: then it is not the machine that ends the sessions.
 pub fn short_ttls(shortest: Duration) -> impl Iterator<Item = Duration> {
     let ttls = iter::successors(Some(shortest), |ttl| Some(*ttl * 2)).take_while(|ttl| *ttl <= LONGEST);
     ttls.chain(iter::from_fn(move || -> Option<Duration> {

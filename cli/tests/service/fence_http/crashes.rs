@@ -4,15 +4,19 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use palisade_fence::http::Api;
-use palisade_fence::{ErrorKind, Seal, Sealed, Settled, Token};
-use reqwest::Client;
-
 use super::proxy::Proxy;
 use super::upstream::Upstream;
+use crate::common::bounded::TIMEOUT;
+use crate::common::{free_address, http_client};
 use crate::sandbox::Sandbox;
+use palisade_fence::http::Api;
+use palisade_fence::{ErrorKind, Seal, Sealed, Settled, Token};
+use tokio::time::timeout;
 
+/// The least number of kills. Others follow until one has hit a write.
 const KILLS: usize = 12;
+/// Nothing needs as many.
+const MOST_KILLS: usize = 200;
 const WRITERS: u64 = 3;
 
 /// The outcomes that the writers have seen.
@@ -27,31 +31,36 @@ struct Results {
 #[ignore = "long: killed processes"]
 async fn nothing_acknowledged_is_lost_and_nothing_is_applied_twice() {
     let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
-    let options = ["--shut-for", "200ms"];
+    let address = free_address().to_string();
+    let options = ["--shut-for", "200ms", "--listen", &address];
     let mut proxy = Proxy::start(&sandbox, &upstream.url(), &options);
-    let address = proxy.address.to_string();
     let (tokens, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let results = Arc::new(Mutex::new(Results::default()));
     let writers: Vec<_> = (0..WRITERS)
         .map(|_| {
-            let api = Api::new(Client::new(), &format!("http://{address}")).unwrap();
+            let api = Api::new(http_client(), &format!("http://{address}")).unwrap();
             tokio::spawn(write(api, tokens.clone(), results.clone(), is_over.clone()))
         })
         .collect();
     let mut arrived = upstream.arrived.subscribe();
-    for kill in 0..KILLS {
+    for kill in 0..MOST_KILLS {
+        let has_hit = results.lock().unwrap().unknown > 0;
+        if kill >= KILLS && has_hit {
+            break;
+        }
         // Each kill hits another point of a write.
         let target = *arrived.borrow() + 1 + kill * 7 % 5;
-        arrived.wait_for(|arrived| *arrived >= target).await.unwrap();
+        let arrival = timeout(TIMEOUT, arrived.wait_for(|arrived| *arrived >= target));
+        arrival.await.expect("writes arrive").unwrap();
         for _ in 0..kill * 13 % 40 {
             tokio::task::yield_now().await;
         }
         proxy.kill();
-        proxy = Proxy::start(&sandbox, &upstream.url(), &[&options[..], &["--listen", &address]].concat());
+        proxy = Proxy::start(&sandbox, &upstream.url(), &options);
     }
     is_over.store(true, Ordering::Relaxed);
     for writer in writers {
-        writer.await.unwrap();
+        timeout(TIMEOUT, writer).await.expect("it ends").unwrap();
     }
     judge(&upstream.log(), &results.lock().unwrap());
 }

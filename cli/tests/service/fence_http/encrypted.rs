@@ -11,6 +11,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::proxy::Proxy;
 use super::upstream::Upstream;
+use crate::common::bounded::{Bounded, TIMEOUT};
 use crate::sandbox::Sandbox;
 
 #[test]
@@ -29,7 +30,9 @@ fn clients_can_connect_with_tls() {
     let config = ClientConfig::builder_with_provider(crypto).with_safe_default_protocol_versions().unwrap();
     let config = config.with_root_certificates(roots).with_no_client_auth();
     let session = ClientConnection::new(Arc::new(config), ServerName::try_from("localhost").unwrap()).unwrap();
-    let mut stream = StreamOwned::new(session, TcpStream::connect(proxy.address).unwrap());
+    let socket = TcpStream::connect(proxy.address).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let mut stream = StreamOwned::new(session, socket);
     let request =
         "POST / HTTP/1.1\r\nhost: x\r\nfencing-token: 33; seal\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
     stream.write_all(request.as_bytes()).unwrap();
@@ -42,7 +45,7 @@ fn clients_can_connect_with_tls() {
     let url = format!("https://localhost:{}", proxy.address.port());
     let check = |authority: &str| {
         let mut command = sandbox.command(&["fence", "check", &url, "orders", "--token", "32"]);
-        sandbox.output(&command.env("SSL_CERT_FILE", sandbox.path().join(authority)).output().unwrap())
+        sandbox.output(&command.env("SSL_CERT_FILE", sandbox.path().join(authority)).finish())
     };
     let output = check("server.pem");
     assert!(output.code == Some(76) && output.out.starts_with("orders is sealed with token 33."), "{output:?}");

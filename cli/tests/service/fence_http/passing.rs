@@ -3,11 +3,14 @@
 use std::io::{Read, Write};
 
 use palisade_fence::{Seal, Settled, Token};
-use reqwest::{Client, Method};
+use reqwest::Method;
 use rustix::process::Signal;
+use tokio::time::timeout;
 
 use super::proxy::{Proxy, verdict};
 use super::upstream::Upstream;
+use crate::common::bounded::TIMEOUT;
+use crate::common::{free_address, http_client};
 use crate::sandbox::Sandbox;
 
 fn token(number: u64) -> Token {
@@ -46,14 +49,9 @@ async fn marks_and_answers_outlive_the_proxy() {
     assert_eq!(upstream.log(), ["one"]);
 }
 
-/// Returns an address where nothing listens.
-fn nowhere() -> std::net::SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
 #[tokio::test]
 async fn a_write_that_did_not_reach_the_service_can_be_sent_again() {
-    let (sandbox, at) = (Sandbox::new(), nowhere());
+    let (sandbox, at) = (Sandbox::new(), free_address());
     let proxy = Proxy::start(&sandbox, &format!("http://{at}"), &[]);
     proxy.send(Method::POST, "/", "33; seal", "").await;
     for method in [Method::POST, Method::POST, Method::GET, Method::OPTIONS] {
@@ -69,7 +67,7 @@ async fn a_write_that_did_not_reach_the_service_can_be_sent_again() {
 
 #[tokio::test]
 async fn a_client_settles_a_write_that_did_not_reach_the_service() {
-    let (sandbox, at) = (Sandbox::new(), nowhere());
+    let (sandbox, at) = (Sandbox::new(), free_address());
     let proxy = Proxy::start(&sandbox, &format!("http://{at}"), &["--store", "memory:"]);
     let mut api = proxy.api().seal(token(33)).await.unwrap();
     assert!(api.get("/log").await.unwrap_err().is_retryable());
@@ -104,7 +102,7 @@ async fn a_write_is_of_unknown_outcome_if_the_service_closes_the_connection() {
 #[tokio::test]
 async fn a_resource_refuses_requests_after_a_write_that_was_not_answered() {
     let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
-    let options = ["--time-out", "100ms", "--shut-for", "1h"];
+    let options = ["--time-out", "2s", "--shut-for", "1h"];
     let proxy = Proxy::start(&sandbox, &upstream.url(), &options);
     let mut api = proxy.api().seal(token(33)).await.unwrap();
     let error = api.post("/slow", "one").await.unwrap_err();
@@ -124,7 +122,7 @@ async fn a_resource_refuses_requests_after_a_write_that_was_not_answered() {
 async fn hop_by_hop_headers_are_not_forwarded() {
     let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
     let proxy = Proxy::start(&sandbox, &upstream.url(), &["--open", "/headers", "--store", "memory:"]);
-    let request = Client::new().get(format!("http://{}/headers", proxy.address));
+    let request = http_client().get(format!("http://{}/headers", proxy.address));
     let request = request.header("connection", "x-user, authorization, close").header("x-user", "alice");
     let request = request.header("authorization", "Bearer 1").header("te", "trailers").header("keep-alive", "1");
     let response = request.header("upgrade", "websocket").header("x-yours", "2").send().await.unwrap();
@@ -168,12 +166,17 @@ async fn shutdown_finishes_requests_that_are_under_way() {
     let proxy = Proxy::start(&sandbox, &upstream.url(), &[]);
     let mut api = proxy.api().seal(token(33)).await.unwrap();
     let write = tokio::spawn(async move { api.post("/slow", "one").await });
-    upstream.arrived.subscribe().wait_for(|arrived| *arrived == 1).await.unwrap();
+    let mut arrived = upstream.arrived.subscribe();
+    let arrival = timeout(TIMEOUT, arrived.wait_for(|arrived| *arrived == 1));
+    arrival.await.expect("the write arrives").unwrap();
     proxy.signal(Signal::TERM);
     // When connections are refused, the shutdown has begun.
-    while tokio::net::TcpStream::connect(proxy.address).await.is_ok() {
-        tokio::task::yield_now().await;
-    }
+    let refusal = async {
+        while tokio::net::TcpStream::connect(proxy.address).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(TIMEOUT, refusal).await.expect("connections are refused");
     upstream.permits.add_permits(1);
     assert_eq!(&*write.await.unwrap().unwrap().body, b"done");
     assert_eq!(tokio::task::spawn_blocking(|| proxy.end()).await.unwrap(), Some(0));

@@ -1,17 +1,18 @@
 //! A running proxy.
 
-use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use palisade_fence::http::{Api, FENCING_TOKEN, FENCING_VERDICT};
-use reqwest::{Client, Method, Response};
-use rustix::process::{Pid, Signal, kill_process};
+use reqwest::{Method, Response};
+use rustix::process::{Pid, Signal};
 
-use crate::sandbox::{Sandbox, end_of, within};
+use crate::common::http_client;
+use crate::common::process::Process;
+use crate::sandbox::Sandbox;
 
 pub(crate) struct Proxy {
-    child: Option<Child>,
+    process: Process,
     pub(crate) address: SocketAddr,
     /// The lines on stderr before it was ready.
     pub(crate) before_ready: String,
@@ -38,32 +39,25 @@ impl Proxy {
 
     /// Starts the proxy by a command, and waits until it is ready.
     pub(crate) fn spawn(mut command: Command) -> Proxy {
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let (before_ready, address) = within("the ready line", move || {
-            let mut before_ready = String::new();
-            for line in &mut lines {
-                let line = line.unwrap();
-                let address = line.split_once("http=").and_then(|(_, rest)| rest.split(' ').next());
-                if let Some(address) = address {
-                    return (before_ready, Some(address.parse().unwrap()));
-                }
-                before_ready = before_ready + &line + "\n";
+        let process = Process::start(&mut command);
+        let mut before_ready = String::new();
+        loop {
+            let line = process.next_line().unwrap_or_else(|| panic!("it is not ready: {before_ready}"));
+            if let Some(address) = line.split_once("http=").and_then(|(_, rest)| rest.split(' ').next()) {
+                return Proxy { address: address.parse().unwrap(), process, before_ready };
             }
-            (before_ready, None)
-        });
-        let address = address.unwrap_or_else(|| panic!("it is not ready: {before_ready}"));
-        Proxy { child: Some(child), address, before_ready }
+            before_ready += &format!("{line}\n");
+        }
     }
 
     pub(crate) fn api(&self) -> Api {
-        Api::new(Client::new(), &format!("http://{}", self.address)).unwrap()
+        Api::new(http_client(), &format!("http://{}", self.address)).unwrap()
     }
 
     /// Sends a request with this header, or none.
     pub(crate) async fn send(&self, method: Method, path: &str, header: &str, body: &str) -> Response {
         let mut request =
-            Client::new().request(method, format!("http://{}{path}", self.address)).body(body.to_owned());
+            http_client().request(method, format!("http://{}{path}", self.address)).body(body.to_owned());
         if !header.is_empty() {
             request = request.header(FENCING_TOKEN, header);
         }
@@ -71,32 +65,21 @@ impl Proxy {
     }
 
     pub(crate) fn pid(&self) -> Pid {
-        Pid::from_child(self.child.as_ref().unwrap())
+        self.process.pid()
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(self.pid(), signal).unwrap();
+        self.process.signal(signal);
     }
 
     /// Waits for the proxy to exit, and returns its exit code.
     pub(crate) fn end(mut self) -> Option<i32> {
-        end_of(self.child.take().unwrap()).expect("it ends").code()
+        self.process.wait().code()
     }
 
     /// Kills the proxy, as a power cut would.
     pub(crate) fn kill(mut self) {
-        let mut child = self.child.take().unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.process.kill();
     }
 }
 

@@ -1,49 +1,22 @@
 //! Tokens that must be signed, by a real service, and keys that are fetched from it.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
 
 use palisade_fence::{ErrorKind, Seal, Token};
-use reqwest::{Client, Method};
+use reqwest::Method;
 
 use super::proxy::{Proxy, verdict};
 use super::upstream::Upstream;
-use crate::sandbox::{Sandbox, within};
-
-/// A lock service that signs, and ends with this value.
-struct Service {
-    child: Child,
-    resp: String,
-    http: String,
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Service {
-    fn start(sandbox: &Sandbox) -> Service {
-        let mut command = sandbox.command(&["serve", "--sign", "--data-dir", "data", "--resp", "127.0.0.1:0"]);
-        let mut child =
-            command.args(["--http", "127.0.0.1:0"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-        let ready = within("a line", move || lines.find(|line| line.contains("ready: "))).unwrap();
-        let at = |name: &str| ready.split_once(name).and_then(|(_, rest)| rest.split(' ').next()).unwrap().to_owned();
-        Service { resp: at("resp="), http: at("http="), child }
-    }
-}
+use crate::common::http_client;
+use crate::sandbox::Sandbox;
 
 #[tokio::test]
 async fn only_tokens_signed_by_the_service_pass() {
     let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
-    let service = Service::start(&sandbox);
-    let keys = format!("http://{}/v1/keys", service.http);
+    let service = sandbox.serve(&["--sign", "--http", "127.0.0.1:0"]);
+    let keys = format!("http://{}/v1/keys", service.web().address());
     let proxy = Proxy::start(&sandbox, &upstream.url(), &["--keys", &keys]);
-    let palisade = palisade::connect(&format!("palisade://{}", service.resp)).await.unwrap();
+    let palisade = palisade::connect(&format!("palisade://{}", service.address)).await.unwrap();
     let guard = palisade.lock("orders").acquire().await.unwrap();
     let (token, signature) = (guard.token().unwrap(), guard.signed_token().await.unwrap().as_str().to_owned());
 
@@ -64,12 +37,12 @@ async fn only_tokens_signed_by_the_service_pass() {
     assert_eq!(upstream.log(), ["one"]);
 
     // The same keys in a file, and a proxy in front that names the user.
-    let text = Client::new().get(&keys).send().await.unwrap().text().await.unwrap();
+    let text = http_client().get(&keys).send().await.unwrap().text().await.unwrap();
     fs::write(sandbox.path().join("keys.json"), &text).unwrap();
     let options = ["--keys", "keys.json", "--user-header", "X-User", "--store", "memory:"];
     let proxy = Proxy::start(&sandbox, &upstream.url(), &options);
     let request =
-        Client::new().post(format!("http://{}", proxy.address)).header("fencing-token", format!("{token}; seal"));
+        http_client().post(format!("http://{}", proxy.address)).header("fencing-token", format!("{token}; seal"));
     let borrowed = request.header("fencing-signature", &signature).header("x-user", "eve").send().await.unwrap();
     assert_eq!((borrowed.status().as_u16(), verdict(&borrowed)), (403, "not-genuine"), "the token names no user");
     assert_eq!(proxy.send(Method::GET, "/log", "mark", "").await.status(), 200);

@@ -1,21 +1,20 @@
 //! `embedded:` through `palisade acquire`.
 
 use std::path::Path;
-use std::process::Stdio;
 
 use super::trace::{Flushes, Trace, Tracing};
-use crate::sandbox::{Sandbox, end_of};
+use crate::common::process::Process;
+use crate::sandbox::Sandbox;
 
 /// Runs `palisade acquire`, and returns its trace.
 fn acquire(sandbox: &Sandbox, lock: &str) -> Option<Trace> {
     let command = sandbox.command(&["acquire", lock, "--ttl", "60s"]);
     let output = sandbox.path().join(format!("trace-{lock}"));
     let (mut command, tracing) = Tracing::of(&command, output, 5000, Flushes::Quick)?;
-    let child = command.stdout(Stdio::piped()).spawn().unwrap();
-    let pid = child.id();
-    let ended = end_of(child).expect("it ends");
-    assert!(ended.success(), "{ended}");
-    Some(tracing.end(pid))
+    // It writes its few lines into a pipe.
+    let (mut process, _stdout) = Process::start_reading(&mut command);
+    assert!(process.wait().success());
+    Some(tracing.end(process.pid()))
 }
 
 /// Whether this file must survive a power cut: the database, its log, and the files of sessions without a process.

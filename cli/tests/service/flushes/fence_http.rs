@@ -17,7 +17,7 @@ async fn marks_are_flushed_before_a_write_is_forwarded_and_before_it_is_answered
     let output = sandbox.path().join("trace");
     let Some((command, tracing)) = Tracing::of(&command, output, 5000, Flushes::Quick) else { return };
     let proxy = Proxy::spawn(command);
-    let pid = proxy.pid().as_raw_nonzero().get().cast_unsigned();
+    let pid = proxy.pid();
     let sealed = proxy.send(Method::POST, "/", "34; seal", "").await;
     assert!(sealed.status().is_success(), "{sealed:?}");
     for seq in 1..4 {

@@ -2,30 +2,29 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use palisade_fence::file::{Edit, FencedFile, FencedFolder};
 use palisade_fence::{Seal, Token};
 
 use super::trace::{Flushes, Trace, Tracing};
-use crate::sandbox::{Sandbox, end_of};
+use crate::common::process::Process;
+use crate::sandbox::Sandbox;
 
 /// The variable that names the folder to the writer.
 const FOLDER: &str = "PALISADE_TEST_FLUSHES_IN";
 
 /// Runs one of the writers below, and returns its trace.
 fn traced(sandbox: &Sandbox, writer: &str) -> Option<Trace> {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args(["--exact", "--include-ignored", "--nocapture", &format!("flushes::files::{writer}")])
-        .env(FOLDER, sandbox.path());
+    let (_, module) = module_path!().split_once("::").expect("it is not the root");
+    let mut command = sandbox.program(std::env::current_exe().unwrap().to_str().expect("UTF-8"));
+    command.args(["--exact", "--include-ignored", "--nocapture", &format!("{module}::{writer}")]);
+    command.env(FOLDER, sandbox.path());
     let output = sandbox.path().with_extension("trace");
     let (mut command, tracing) = Tracing::of(&command, output.clone(), 1024, Flushes::Quick)?;
-    let child = command.stdout(Stdio::piped()).spawn().unwrap();
-    let pid = child.id();
-    let ended = end_of(child).expect("it ends");
-    assert!(ended.success(), "{ended}");
-    let trace = tracing.end(pid);
+    // It writes its few lines into a pipe.
+    let (mut process, _stdout) = Process::start_reading(&mut command);
+    assert!(process.wait().success());
+    let trace = tracing.end(process.pid());
     std::fs::remove_file(output).unwrap();
     Some(trace)
 }
@@ -96,7 +95,7 @@ fn check(trace: &Trace, folder: &Path, mark: &str) {
 #[test]
 fn a_fenced_file_is_durable_before_it_is_acknowledged() {
     let sandbox = Sandbox::new();
-    let Some(trace) = traced(&sandbox, "files::write_a_file") else { return };
+    let Some(trace) = traced(&sandbox, "write_a_file") else { return };
     check(&trace, sandbox.path(), ".palisade-mark-orders");
     let removed = trace.first("it is removed", |call| call.is_write() && call.has("says: removed"));
     let removal = trace.calls.iter().rfind(|call| {
@@ -114,6 +113,6 @@ fn a_fenced_file_is_durable_before_it_is_acknowledged() {
 #[test]
 fn a_fenced_folder_is_durable_before_it_is_acknowledged() {
     let sandbox = Sandbox::new();
-    let Some(trace) = traced(&sandbox, "files::write_a_folder") else { return };
+    let Some(trace) = traced(&sandbox, "write_a_folder") else { return };
     check(&trace, sandbox.path(), ".palisade-mark");
 }

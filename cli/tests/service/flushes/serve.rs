@@ -29,7 +29,7 @@ fn start(sandbox: &Sandbox, data_bytes: usize, flushes: Flushes) -> Option<(Serv
 fn stop(service: Service, tracing: &Tracing) -> Trace {
     let pid = service.pid();
     service.stop();
-    tracing.end(u32::try_from(pid).unwrap())
+    tracing.end(pid)
 }
 
 /// Takes locks over both protocols, one at a time, and checks each grant.
@@ -73,7 +73,7 @@ fn the_watermark_is_durable_before_the_first_token_is_answered() {
     let sandbox = Sandbox::new();
     let Some((service, tracing)) = start(&sandbox, 1024, Flushes::Quick) else { return };
     let mut client = service.resp3_client();
-    client.call_ok("LOCK ACQUIRE first TTL 30000");
+    client.call_ok("LOCK ACQUIRE first TTL 60000");
     let trace = stop(service, &tracing);
     let ready = trace.first("it says that it is ready", |call| call.is_write() && call.has("ready: resp="));
     let granted = trace.sent("token").next().expect("it is granted");

@@ -3,17 +3,14 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
-use std::thread;
-use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
 
 use super::syscalls::{Call, parse};
-
-/// How long strace may take to write the end of its output.
-const TIMEOUT: Duration = Duration::from_secs(60);
-/// The delay between two reads of the output.
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
+use crate::common::bounded::{Bounded, until_some};
+use crate::common::environment::{self, NO_HOME};
 
 /// Every call that changes files, flushes them or sends data. A question mark marks a call that some architectures lack.
 const CALLS: &str = "write,pwrite64,writev,pwritev,pwritev2,sendto,sendmsg,sendmmsg,sendfile,copy_file_range,fsync,\
@@ -52,7 +49,7 @@ impl Tracing {
             Flushes::Quick => 1_000,
             Flushes::Slow => 30_000,
         };
-        let mut traced = Command::new("strace");
+        let mut traced = environment::command("strace", NO_HOME);
         traced.args([
             "-D",
             "-f",
@@ -66,7 +63,7 @@ impl Tracing {
             &format!("trace={CALLS}"),
         ]);
         traced.args(["-e", &format!("inject=fsync,fdatasync:delay_exit={micros}"), "-o"]).arg(&output);
-        traced.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+        traced.arg(command.get_program()).args(command.get_args());
         if let Some(directory) = command.get_current_dir() {
             traced.current_dir(directory);
         }
@@ -80,20 +77,17 @@ impl Tracing {
     }
 
     /// Waits until strace has written everything, and returns the trace of a process that has ended.
-    pub(crate) fn end(&self, pid: u32) -> Trace {
+    pub(crate) fn end(&self, pid: Pid) -> Trace {
+        let pid = pid.as_raw_nonzero().to_string();
         let is_end = |line: &str| {
             let mut words = line.split_whitespace();
-            words.next() == Some(&pid.to_string()) && words.nth(1) == Some("+++")
+            words.next() == Some(&pid) && words.nth(1) == Some("+++")
         };
-        let began = Instant::now();
-        loop {
+        let text = until_some("strace has written the end of the process", || {
             let text = fs::read_to_string(&self.output).unwrap_or_default();
-            if text.lines().any(is_end) {
-                return Trace::of(&text);
-            }
-            assert!(began.elapsed() < TIMEOUT, "strace does not write the end of process {pid}");
-            thread::sleep(POLL_INTERVAL);
-        }
+            text.lines().any(is_end).then_some(text)
+        });
+        Trace::of(&text)
     }
 }
 
@@ -101,8 +95,8 @@ impl Tracing {
 fn is_allowed() -> bool {
     static ALLOWED: OnceLock<bool> = OnceLock::new();
     *ALLOWED.get_or_init(|| {
-        let tried = Command::new("strace").args(["-D", "-f", "-e", "trace=none", "-o", "/dev/null", "true"]).output();
-        let tried = tried.unwrap_or_else(|error| panic!("strace cannot be run ({error}); scripts/setup installs it"));
+        let mut strace = environment::command("strace", NO_HOME);
+        let tried = strace.args(["-D", "-f", "-e", "trace=none", "-o", "/dev/null", "true"]).finish();
         // A strace that may not trace says so, while the command runs and succeeds.
         if tried.status.success() && tried.stderr.is_empty() {
             return true;

@@ -2,40 +2,29 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
-use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::browser::Browser;
-use crate::sandbox::Sandbox;
+use crate::common::bounded::TIMEOUT;
+use crate::sandbox::{Running, Sandbox};
 
 /// A running `palisade page`, and the address that it has printed.
 struct Page {
-    child: Child,
+    _process: Running,
     address: String,
 }
 
 impl Page {
     fn start(sandbox: &Sandbox, options: &[&str]) -> Page {
-        let mut command = sandbox.command(&["page", "--no-open"]);
-        let mut child = command.args(options).stdout(Stdio::piped()).spawn().expect("it starts");
-        let mut address = String::new();
-        let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
-        out.read_line(&mut address).expect("it prints its address");
-        Page { child, address: address.trim().to_owned() }
+        let mut process = sandbox.start(&[&["page", "--no-open"], options].concat());
+        Page { address: process.line(), _process: process }
     }
 
     /// The address of a view, without the key.
     fn view(&self, view: &str) -> String {
         let (base, _) = self.address.split_once("?key=").expect("a key");
         format!("{base}#/{view}")
-    }
-}
-
-impl Drop for Page {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
     }
 }
 
@@ -81,7 +70,7 @@ fn silent_connections_of_others_do_not_keep_the_owner_out() {
     let silent: Vec<_> = (0..300).map(|_| connect()).collect();
     for _ in 0..5 {
         let mut stream = connect();
-        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("it is set");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("it is set");
         let request = format!("GET /?key={key} HTTP/1.1\r\nhost: {authority}\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).expect("it is sent");
         let mut status = String::new();

@@ -1,9 +1,8 @@
 //! A headless Chromium, driven over WebDriver.
 
+use std::fmt::Debug;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fantoccini::wd::WebDriverCompatibleCommand;
@@ -11,17 +10,22 @@ use fantoccini::{Client, ClientBuilder, Locator};
 use http::Method;
 use hyper_util::client::legacy::connect::HttpConnector;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use tokio::runtime::Runtime;
+use tokio::time::timeout;
 use url::{ParseError, Url};
 
-/// The bound of every wait. Nothing takes this long.
-const TIMEOUT: Duration = Duration::from_secs(60);
+use crate::common::bounded::TIMEOUT;
+use crate::common::environment;
+use crate::common::process::Process;
 
 /// A browser with one window.
 pub(crate) struct Browser {
-    driver: Child,
     runtime: Runtime,
     client: Client,
+    /// Ends after the client.
+    _driver: Process,
+    _home: TempDir,
 }
 
 /// A command that only chromedriver has.
@@ -43,21 +47,18 @@ impl WebDriverCompatibleCommand for Own {
 
 impl Browser {
     pub(crate) fn start() -> Browser {
-        let mut command = Command::new("chromedriver");
-        let mut driver = command
-            .args(["--port=0", "--log-level=SEVERE"])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("chromedriver starts; scripts/setup installs it");
-        let mut lines = BufReader::new(driver.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
-        let port = lines.find_map(|line| {
-            let (_, port) = line.split_once("started successfully on port ")?;
-            port.trim_end_matches('.').parse::<u16>().ok()
-        });
-        let port = port.expect("chromedriver says its port");
+        let home = tempfile::tempdir().expect("a directory");
+        let mut command = environment::command("chromedriver", home.path());
+        let (driver, mut lines) = Process::start_reading(command.args(["--port=0", "--log-level=SEVERE"]));
+        let port = loop {
+            let line = lines.next_line("chromedriver").expect("chromedriver says its port");
+            let port = line.split_once("started successfully on port ").map(|(_, port)| port.trim_end_matches('.'));
+            if let Some(Ok(port)) = port.map(str::parse::<u16>) {
+                break port;
+            }
+        };
         // It must be able to go on printing.
-        std::thread::spawn(move || lines.for_each(drop));
+        lines.discard();
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
         let options = json!({
@@ -66,22 +67,24 @@ impl Browser {
             "acceptInsecureCerts": true,
         });
         let Value::Object(options) = options else { unreachable!("it is an object") };
-        let connected = runtime.block_on(async {
-            ClientBuilder::new(HttpConnector::new())
-                .capabilities(options)
-                .connect(&format!("http://127.0.0.1:{port}"))
-                .await
-        });
-        Browser { driver, client: connected.expect("a session of the browser"), runtime }
+        let address = format!("http://127.0.0.1:{port}");
+        let mut builder = ClientBuilder::new(HttpConnector::new());
+        let client = wait(&runtime, "a session of the browser", builder.capabilities(options).connect(&address));
+        Browser { runtime, client, _driver: driver, _home: home }
+    }
+
+    /// Waits for a reply of the browser.
+    fn wait<T, E: Debug>(&self, what: &str, reply: impl Future<Output = Result<T, E>>) -> T {
+        wait(&self.runtime, what, reply)
     }
 
     pub(crate) fn open(&self, url: &str) {
-        self.runtime.block_on(self.client.goto(url)).expect("the page opens");
+        self.wait("the page opens", self.client.goto(url));
     }
 
     /// Runs a script in the page and returns its result.
     pub(crate) fn run(&self, script: &str) -> Value {
-        self.runtime.block_on(self.client.execute(script, Vec::new())).expect("the script runs")
+        self.wait("the script runs", self.client.execute(script, Vec::new()))
     }
 
     /// Waits until a script returns a true value, and returns it.
@@ -117,25 +120,21 @@ impl Browser {
 
     /// Types into a field, as a person does.
     pub(crate) fn type_into(&self, selector: &str, text: &str) {
-        self.runtime
-            .block_on(async {
-                let field = self.client.wait().at_most(TIMEOUT).for_element(Locator::Css(selector)).await?;
-                field.clear().await?;
-                field.send_keys(text).await
-            })
-            .expect("there is such a field");
+        self.wait("a field gets a text", async {
+            let field = self.client.wait().at_most(TIMEOUT).for_element(Locator::Css(selector)).await?;
+            field.clear().await?;
+            field.send_keys(text).await
+        });
     }
 
     pub(crate) fn click(&self, selector: &str) {
-        self.runtime
-            .block_on(async {
-                self.client.wait().at_most(TIMEOUT).for_element(Locator::Css(selector)).await?.click().await
-            })
-            .expect("there is such an element");
+        self.wait("an element is clicked", async {
+            self.client.wait().at_most(TIMEOUT).for_element(Locator::Css(selector)).await?.click().await
+        });
     }
 
     fn own(&self, path: &'static str, body: Value) -> Value {
-        self.runtime.block_on(self.client.issue_cmd(Own { path, body })).expect("chromedriver knows it")
+        self.wait("chromedriver carries out its own command", self.client.issue_cmd(Own { path, body }))
     }
 
     /// Sets the size of the window and the colour scheme.
@@ -148,7 +147,7 @@ impl Browser {
 
     /// Keeps a picture of the window under `target/page`.
     pub(crate) fn picture(&self, name: &str) {
-        let picture = self.runtime.block_on(self.client.screenshot()).expect("a picture");
+        let picture = self.wait("a picture", self.client.screenshot());
         let folder = target().join("page");
         fs::create_dir_all(&folder).expect("a folder");
         fs::write(folder.join(format!("{name}.png")), picture).expect("it can be kept");
@@ -172,16 +171,22 @@ impl Browser {
         self.run(&axe);
         let script = "const done = arguments[0]; axe.run(document, { resultTypes: ['violations'] })\
             .then((found) => done(found.violations.map((one) => [one.id, one.nodes.map((node) => node.html.slice(0, 200))])))";
-        self.runtime.block_on(self.client.execute_async(script, Vec::new())).expect("axe runs")
+        self.wait("axe runs", self.client.execute_async(script, Vec::new()))
     }
 }
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        drop(self.runtime.block_on(self.client.clone().close()));
-        drop(self.driver.kill());
-        drop(self.driver.wait());
+        let closed = self.runtime.block_on(async { timeout(TIMEOUT, self.client.clone().close()).await });
+        drop(closed);
     }
+}
+
+/// Waits for a reply of the browser.
+fn wait<T, E: Debug>(runtime: &Runtime, what: &str, reply: impl Future<Output = Result<T, E>>) -> T {
+    let reply = runtime.block_on(async { timeout(TIMEOUT, reply).await });
+    let reply = reply.unwrap_or_else(|_| panic!("waited {TIMEOUT:?} in vain until {what}"));
+    reply.unwrap_or_else(|error| panic!("waited until {what}: {error:?}"))
 }
 
 fn target() -> PathBuf {

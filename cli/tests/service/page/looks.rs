@@ -8,7 +8,7 @@ use serde_json::json;
 use super::browser::Browser;
 use super::service::Service;
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(3600);
 
 /// The views, and a word that is there once they are drawn.
 const VIEWS: [(&str, &str, &str); 5] = [

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::browser::Browser;
 use super::service::Service;
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(3600);
 
 #[test]
 fn the_page_follows_a_grant_a_hand_over_a_loss_and_a_break() {
@@ -29,7 +29,7 @@ fn the_page_follows_a_grant_a_hand_over_a_loss_and_a_break() {
     let (_guard, bob) = waiting.join().expect("it does not panic").expect("its turn comes");
 
     // A holder that is no longer there: its session expires.
-    let lost = service.client("carol", Duration::from_secs(1));
+    let lost = service.client("carol", Duration::from_secs(10));
     let _guard = lost.lock("stock/7").acquire().expect("it is free");
     browser.open(&service.page("lock/stock%2F7"));
     browser.until_text(".sentence", "carol has held stock/7");
@@ -57,13 +57,13 @@ fn the_page_follows_a_grant_a_hand_over_a_loss_and_a_break() {
 fn a_period_of_every_is_not_in_jeopardy() {
     let service = Service::start(&[]);
     let url = format!("palisade://{}", service.resp);
-    service.sandbox.stdout(&["--url", &url, "run", "--every", "12s", "nightly", "--", "true"]);
     let browser = Browser::start();
+    service.sandbox.stdout(&["--url", &url, "run", "--every", "45s", "nightly", "--", "true"]);
     browser.open(&service.page("locks/nightly.every"));
     browser.until_text(".sentence", "nightly.every is a period of palisade run --every, begun by true on");
     browser.open(&service.page("sessions"));
     browser.until_text(".list-body .c-health", "a period");
-    let ends_soon = "parseFloat(document.querySelector('.list-body .c-left')?.textContent) < 3.5";
+    let ends_soon = "parseFloat(document.querySelector('.list-body .c-left')?.textContent) < 14";
     let summary = format!("return {ends_soon} ? document.querySelector('.summary').textContent : null");
     assert_eq!(browser.until("the period ends soon", &summary), "1 session, 0 in jeopardy");
 }

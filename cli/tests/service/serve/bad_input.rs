@@ -81,7 +81,7 @@ fn every_bad_argument_is_refused_with_its_code_and_changes_nothing() {
     }
     insta::assert_snapshot!("bad-words", output);
     assert_eq!(state(&mut client), before);
-    assert_eq!(client.call_ok(&format!("SESSION KEEPALIVE {session}")).to_string(), "[30000]");
+    assert_eq!(client.call_ok(&format!("SESSION KEEPALIVE {session}")).to_string(), "[3600000]");
 }
 
 /// Returns the numbers of sessions, locks and tokens.

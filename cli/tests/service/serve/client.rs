@@ -3,10 +3,8 @@
 use std::fmt;
 use std::io::{BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::time::Duration;
 
-/// The bound of every wait. Nothing takes this long.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
+use crate::common::bounded::TIMEOUT;
 
 /// A RESP value that the service sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,9 +129,9 @@ impl Client {
         self
     }
 
-    /// Opens a session.
+    /// Opens a session that outlives the test.
     pub(crate) fn session(&mut self) -> u64 {
-        self.call_ok("SESSION OPEN 30000").number("session")
+        self.call_ok("SESSION OPEN 3600000").number("session")
     }
 
     pub(crate) fn answer(&mut self) -> Value {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 
+use crate::common::bounded::Bounded;
 use crate::sandbox::Sandbox;
 
 /// Acquires `count` locks, ends the service by a signal, and returns the last token.
@@ -191,7 +192,7 @@ fn a_directory_of_an_embedded_engine_is_refused_and_stays_as_it_is() {
     sandbox.stdout(&["--url", &url, "ls"]);
     let files = || fs::read_dir(sandbox.data_dir()).unwrap().count();
     let before = files();
-    let output = sandbox.serve_command(&[]).output().unwrap();
+    let output = sandbox.serve_command(&[]).finish();
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(64), "{message}");
     assert!(
@@ -205,7 +206,7 @@ fn a_directory_of_an_embedded_engine_is_refused_and_stays_as_it_is() {
 #[test]
 fn a_raise_that_would_use_up_the_tokens_is_refused() {
     let sandbox = Sandbox::new();
-    let output = sandbox.serve_command(&["--raise-tokens-above", "4503599627370497"]).output().unwrap();
+    let output = sandbox.serve_command(&["--raise-tokens-above", "4503599627370497"]).finish();
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(64), "{message}");
     assert!(

@@ -143,8 +143,7 @@ fn a_client_rejects_a_certificate_of_another_authority() {
 #[test]
 fn a_handshake_without_progress_is_closed() {
     let (sandbox, authority) = (Sandbox::new(), Authority::new());
-    let config =
-        tls(&sandbox, &authority.named("x"), None, "") + "[serve.bounds]\ngreeting = '300ms'\nstrangers = 1\n";
+    let config = tls(&sandbox, &authority.named("x"), None, "") + "[serve.bounds]\ngreeting = '5s'\nstrangers = 1\n";
     let service = sandbox.serve_with(&config);
     let mut silent = service.client();
     assert_eq!(silent.until_closed(), "");
@@ -201,8 +200,8 @@ fn a_client_certificate_can_name_the_user() {
         let service = sandbox.serve_with(&config);
         let alice = authority.issue(|params| certificate("alice", params));
         let mut client = connect(&service, &authority, Some(&alice)).unwrap();
-        client.hello().call_ok("LOCK ACQUIRE alice/1 TTL 1000");
-        assert!(client.refusal("LOCK ACQUIRE bob/1 TTL 1000").starts_with("DENIED "), "{from}");
+        client.hello().call_ok("LOCK ACQUIRE alice/1 TTL 60000");
+        assert!(client.refusal("LOCK ACQUIRE bob/1 TTL 60000").starts_with("DENIED "), "{from}");
         // A client with an unknown certificate, or with none, connects without a login.
         let carol = authority.issue(|params| certificate("carol", params));
         for shown in [Some(&carol), None] {

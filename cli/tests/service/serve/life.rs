@@ -2,14 +2,16 @@
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
-use std::process::Stdio;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
 use super::client::Value;
 use super::service::Service;
-use crate::sandbox::{Sandbox, within};
+use crate::common::bounded::{Bounded, TIMEOUT, until};
+use crate::common::environment::{self, NO_HOME};
+use crate::common::process::Process;
+use crate::sandbox::Sandbox;
 
 #[test]
 fn a_client_of_redis_can_use_it() {
@@ -17,7 +19,7 @@ fn a_client_of_redis_can_use_it() {
     let service = sandbox.serve(&[]);
     let client = redis::Client::open(format!("redis://{}/?protocol=resp3", service.address)).unwrap();
     let mut connection = client.get_connection().unwrap();
-    let opened: Vec<(String, u64)> = redis::cmd("SESSION").arg("OPEN").arg(30_000).query(&mut connection).unwrap();
+    let opened: Vec<(String, u64)> = redis::cmd("SESSION").arg("OPEN").arg(60_000).query(&mut connection).unwrap();
     let session = opened.iter().find(|(name, _)| name == "session").unwrap().1;
     let mut acquire = redis::cmd("LOCK");
     acquire.arg("ACQUIRE").arg("a").arg("SESSION").arg(session);
@@ -75,6 +77,13 @@ fn pending_requests_are_answered_before_shutdown() {
 
 #[test]
 fn a_wait_ends_with_the_service_and_leaves_nothing_behind() {
+    // Idle clients are disconnected after 5 s, if the shutdown waits for them. A busy machine may delay anything, but not each time.
+    let most = Duration::from_secs(4);
+    assert!((0..10).any(|_| shutdown_with_a_waiter() < most), "shutdown does not wait for idle clients");
+}
+
+/// Stops a service with a client that waits and an idle one, and returns how long that takes.
+fn shutdown_with_a_waiter() -> Duration {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
     let (mut holder, mut waiter) = (service.resp3_client(), service.resp3_client());
@@ -87,10 +96,11 @@ fn a_wait_ends_with_the_service_and_leaves_nothing_behind() {
     insta::assert_snapshot!("stopping", waiter.answer());
     assert_eq!(waiter.until_closed(), "");
     assert_eq!(service.end().0, Some(0));
-    assert!(began.elapsed().as_secs() < 4, "shutdown does not wait for idle clients");
+    let time = began.elapsed();
     let service = sandbox.serve(&[]);
     let mut client = service.resp3_client();
     assert_eq!(client.call_ok("LOCK SHOW a").get("waiters"), &Value::Array(vec![]));
+    time
 }
 
 #[test]
@@ -103,7 +113,7 @@ fn shutdown_accepts_no_connections_and_a_second_signal_ends_it_at_once() {
         client.send_command(&[b"PING", &[b'x'; 200_000]]);
     }
     service.signal(Signal::INT);
-    while std::net::TcpStream::connect(service.address).is_ok() {}
+    until("it accepts no connections", || std::net::TcpStream::connect(service.address).is_err());
     service.signal(Signal::INT);
     assert_eq!(service.end().0, Some(130));
 }
@@ -152,7 +162,7 @@ fn a_port_that_is_taken_is_named() {
     let sandbox = Sandbox::new();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap().to_string();
-    let message = sandbox.stderr(69, &["serve", "--data-dir", "data", "--resp", &at]);
+    let message = sandbox.stderr(69, &["serve", "--data-dir", "data", "--resp", &at, "--http", "off"]);
     insta::assert_snapshot!("port-taken", message.replace(&at, "[ADDRESS]"));
 }
 
@@ -161,7 +171,7 @@ fn systemd_is_notified() {
     let sandbox = Sandbox::new();
     let path = sandbox.path().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
-    socket.set_read_timeout(Some(super::client::TIMEOUT)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut command = sandbox.serve_command(&[]);
     command.env("NOTIFY_SOCKET", &path);
     let service = Service::start(command);
@@ -261,37 +271,23 @@ fn redis_cli_stat_works() {
     client.call_ok("LOCK ACQUIRE a TTL 60000");
     client.call_ok("LOCK ACQUIRE b TTL 60000");
     let port = service.address.port().to_string();
-    let mut command = std::process::Command::new("redis-cli");
-    let stat = command.args(["-p", &port, "-i", "0.01", "--stat"]).stdout(Stdio::piped()).spawn();
-    let mut stat = match stat {
-        Ok(stat) => stat,
-        Err(error) => panic!("redis-cli is needed, run scripts/setup: {error}"),
-    };
-    let lines = std::io::BufRead::lines(std::io::BufReader::new(stat.stdout.take().unwrap()));
-    let shown: Vec<_> = within("four lines", move || lines.take(4).map(Result::unwrap).collect());
-    let _ = stat.kill();
-    let _ = stat.wait();
+    let mut command = sandbox.program("redis-cli");
+    let (_stat, mut lines) = Process::start_reading(command.args(["-p", &port, "-i", "0.01", "--stat"]));
+    let shown: Vec<_> = (0..4).map(|_| lines.next_line("redis-cli --stat").unwrap()).collect();
     // Locks, memory, clients, blocked, requests (+more), connections.
     let columns: Vec<_> = shown[3].split_whitespace().collect();
     assert_eq!((columns[0], columns[2], columns[3]), ("2", "2", "0"), "{shown:#?}");
     assert!(columns[4].parse::<u64>().unwrap() > 3, "{shown:#?}");
 }
 
+/// Without the handling of ignored signals the test never ends.
 #[test]
 fn these_tests_pass_where_signals_are_ignored() {
-    let tests = std::env::current_exe().unwrap();
-    // Without the handling of ignored signals the test never ends.
-    let mut shell = std::process::Command::new("timeout");
-    shell
-        .args([
-            "--signal=KILL",
-            "60",
-            "sh",
-            "-c",
-            "trap '' HUP INT QUIT TERM; exec \"$0\" --exact \"serve::life::$1\"",
-        ])
-        .arg(tests);
-    let output = shell.arg("shutdown_accepts_no_connections_and_a_second_signal_ends_it_at_once").output().unwrap();
+    let (_, module) = module_path!().split_once("::").expect("it is not the root");
+    let test = format!("{module}::shutdown_accepts_no_connections_and_a_second_signal_ends_it_at_once");
+    let mut shell = environment::command("sh", NO_HOME);
+    shell.args(["-c", "trap '' HUP INT QUIT TERM; exec \"$0\" --exact \"$1\""]);
+    let output = shell.arg(std::env::current_exe().unwrap()).arg(test).finish();
     let message = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && message.contains("1 passed"), "{message}");
 }

@@ -1,15 +1,10 @@
 //! `--check`, and options and configurations that the service refuses.
 
+use crate::common::bounded::Bounded;
 use crate::sandbox::{Numbers, Sandbox};
 
 fn check(sandbox: &Sandbox, code: i32, args: &[&str]) -> String {
-    let mut all = vec!["serve", "--check"];
-    all.extend(args);
-    let mut command = sandbox.command(&all);
-    for name in ["PALISADE_DATA_DIR", "PALISADE_RESP", "PALISADE_HTTP"] {
-        command.env_remove(name);
-    }
-    let output = sandbox.output(&command.output().unwrap());
+    let output = sandbox.run(&[&["serve", "--check"], args].concat());
     assert_eq!(output.code, Some(code), "{args:?}: {}{}", output.out, output.err);
     sandbox.redacted(&format!("{}{}", output.out, output.err), Numbers::Kept)
 }
@@ -41,9 +36,9 @@ fn options_override_the_environment_which_overrides_the_file() {
     let config = sandbox.configure("[serve]\nresp = '127.0.0.1:1'\ndata_dir = 'data'\n");
     let resp = |env: Option<&str>, option: Option<&str>| {
         let mut command = sandbox.command(&["serve", "--check", "--config", &config]);
-        command.args(option.map(|at| ["--resp", at]).into_iter().flatten()).env_remove("PALISADE_RESP");
+        command.args(option.map(|at| ["--resp", at]).into_iter().flatten());
         env.map(|at| command.env("PALISADE_RESP", at));
-        let output = sandbox.output(&command.output().unwrap());
+        let output = sandbox.output(&command.finish());
         let line = output.out.lines().find(|line| line.starts_with("resp ")).map(str::to_owned);
         line.unwrap_or(output.err).split_whitespace().nth(1).map(str::to_owned)
     };
@@ -105,13 +100,14 @@ fn check_reports_an_unusable_directory() {
     let sandbox = Sandbox::new();
     std::fs::write(sandbox.path().join("file"), "").unwrap();
     insta::assert_snapshot!("check-directory", check(&sandbox, 64, &["--data-dir", "file/data"]));
-    assert!(sandbox.stderr(69, &["serve", "--data-dir", "file/data", "--resp", "127.0.0.1:0"]).contains("file/data"));
+    let args = ["serve", "--data-dir", "file/data", "--resp", "127.0.0.1:0", "--http", "off"];
+    assert!(sandbox.stderr(69, &args).contains("file/data"));
 }
 
 #[test]
 fn listening_to_other_hosts_needs_tls_and_users_or_insecure() {
     let sandbox = Sandbox::new();
-    let args = ["serve", "--data-dir", "data", "--resp", "0.0.0.0:0"];
+    let args = ["serve", "--data-dir", "data", "--resp", "0.0.0.0:0", "--http", "off"];
     insta::assert_snapshot!("open", sandbox.stderr(64, &args));
     let service = sandbox.serve(&["--resp", "0.0.0.0:0", "--insecure"]);
     assert!(service.address.ip().is_unspecified());

@@ -1,11 +1,12 @@
 //! The rights of users.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use palisade_server::access::Secret;
 
 use super::client::{Client, Value};
 use super::service::Service;
+use crate::common::bounded::Bounded;
 use crate::sandbox::Sandbox;
 
 /// The users of a test, and their secrets.
@@ -94,17 +95,23 @@ fn failed_logins_do_not_delay_other_users_and_are_limited() {
     let users = TestUsers::new(&[("ci", "{ verbs = ['admin'], prefix = '' }")]);
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with(&users.config());
-    let mut guessing = service.client();
-    for _ in 0..20 {
-        guessing.send_command(&[b"AUTH", b"ci", b"wrong"]);
-    }
-    let mut client = users.client(&service, "ci");
-    let began = Instant::now();
-    for _ in 0..20 {
-        client.call_ok("PING");
-    }
-    assert!(began.elapsed().as_millis() < 400, "other users were delayed");
-    assert_eq!(guessing.until_closed().matches("-WRONGPASS").count(), 8);
+    let time_of_another_user = || {
+        let mut guessing = service.client();
+        for _ in 0..20 {
+            guessing.send_command(&[b"AUTH", b"ci", b"wrong"]);
+        }
+        let mut client = users.client(&service, "ci");
+        let began = Instant::now();
+        for _ in 0..20 {
+            client.call_ok("PING");
+        }
+        let time = began.elapsed();
+        assert_eq!(guessing.until_closed().matches("-WRONGPASS").count(), 8);
+        time
+    };
+    // A failed login takes longer than this. A busy machine may delay anything, but not each time.
+    let most = Duration::from_millis(400);
+    assert!((0..10).any(|_| time_of_another_user() < most), "other users were delayed");
 }
 
 #[test]
@@ -114,12 +121,12 @@ fn every_verb_allows_exactly_its_commands() {
     let service = sandbox.serve_with(&users.config());
     let commands = [
         "SESSION OPEN 1000",
-        "LOCK ACQUIRE a/x TTL 1000",
-        "LOCK ACQUIRE a/s TTL 1000 SHARED",
-        "LOCK ACQUIRE a/p TTL 1000 PERMITS 1 OF 2",
-        "CAMPAIGN a/e TTL 1000 VALUE v",
-        "LOCK ACQUIRE b/x TTL 1000",
-        "LOCK ACQUIRE a/x b/x TTL 1000",
+        "LOCK ACQUIRE a/x TTL 60000",
+        "LOCK ACQUIRE a/s TTL 60000 SHARED",
+        "LOCK ACQUIRE a/p TTL 60000 PERMITS 1 OF 2",
+        "CAMPAIGN a/e TTL 60000 VALUE v",
+        "LOCK ACQUIRE b/x TTL 60000",
+        "LOCK ACQUIRE a/x b/x TTL 60000",
         "LOCK SHOW a/x",
         "LOCK SHOW b/x",
         "LOCK LIST a/",
@@ -414,7 +421,7 @@ fn doctor_uses_a_test_lock_that_the_user_may_acquire() {
     let doctor = |user: &str, more: &[&str]| {
         let url = format!("palisade://{user}@{}", service.address);
         let mut command = sandbox.command(&[&["doctor", &url], more].concat());
-        sandbox.output(&command.env("PALISADE_SECRET", users.secret(user)).output().unwrap())
+        sandbox.output(&command.env("PALISADE_SECRET", users.secret(user)).finish())
     };
     let message = doctor("ci", &[]);
     assert_eq!(message.code, Some(0), "{}{}", message.out, message.err);

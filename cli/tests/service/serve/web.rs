@@ -10,7 +10,8 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use serde_json::Value;
 
-use super::client::{Stream, TIMEOUT, until_closed};
+use super::client::{Stream, until_closed};
+use crate::common::bounded::TIMEOUT;
 
 #[derive(Clone)]
 pub(crate) struct Web {

@@ -1,11 +1,10 @@
 //! HTTPS, with the same certificates as RESP.
 
-use std::process::Command;
-
 use serde_json::json;
 
 use super::encrypted::{Authority, tls, trust};
 use super::users::TestUsers;
+use crate::common::bounded::{Bounded, until};
 use crate::sandbox::Sandbox;
 
 const OPTIONAL: &str = "user_from = 'common-name'\nclient_certificates = 'optional'";
@@ -58,7 +57,7 @@ fn a_client_certificate_names_the_user_and_a_secret_does_not_change_it() {
     let config = tls(&sandbox, &authority.named("x"), Some(&authority), OPTIONAL) + &users.config();
     let service = sandbox.serve_web(&config);
     let showing = |name: &str| service.web().encrypted(trust(&authority, Some(&authority.named(name))));
-    let acquire = |lock: &str| json!({ "locks": [lock], "ttl_ms": 1000 });
+    let acquire = |lock: &str| json!({ "locks": [lock], "ttl_ms": 60_000 });
     let alice = showing("alice");
     alice.post("/v1/locks/acquire", &acquire("alice/1")).good();
     assert!(alice.post("/v1/locks/acquire", &acquire("bob/1")).problem().starts_with("DENIED "));
@@ -92,7 +91,7 @@ fn required_client_certificates_are_enforced() {
 #[test]
 fn a_handshake_without_progress_is_closed_and_failures_are_logged_at_a_limited_rate() {
     let (sandbox, authority) = (Sandbox::new(), Authority::new());
-    let bounds = "[serve.bounds]\ngreeting = '300ms'\nstrangers = 1\n";
+    let bounds = "[serve.bounds]\ngreeting = '5s'\nstrangers = 1\n";
     let service = sandbox.serve_web(&(tls(&sandbox, &authority.named("x"), None, "") + bounds));
     let mut silent = service.web().connect();
     assert_eq!(silent.until_closed(), "");
@@ -109,11 +108,12 @@ fn a_handshake_without_progress_is_closed_and_failures_are_logged_at_a_limited_r
     }
     // Repeated failures of one client are logged at a limited rate, with the number of suppressed lines.
     let (mut failed, mut lines) = (0, Vec::new());
-    while !lines.iter().any(|line: &String| line.contains("more of the same")) {
+    until("lines are suppressed", || {
         assert!(service.web().try_call("GET", "/healthz", None).is_err());
         failed += 1;
-        lines.extend(service.lines_so_far());
-    }
+        lines.extend(service.new_lines());
+        lines.iter().any(|line: &String| line.contains("more of the same"))
+    });
     let logged = lines.iter().filter(|line| line.contains("the TLS handshake failed")).count();
     assert!(logged < failed, "{logged} of {failed}");
 }
@@ -129,14 +129,14 @@ fn curl_can_acquire_over_https() {
         let user = format!("alice:{}", users.secret("alice"));
         let to = format!("localhost:{}:127.0.0.1", address.port());
         let url = format!("https://localhost:{}{path}", address.port());
-        let mut command = Command::new("curl");
-        command.current_dir(sandbox.path()).args(["-sS", "--cacert", "ca.pem", "--resolve", &to, "-u", &user, &url]);
-        let output = command.args(more).output().expect("curl is there");
+        let mut command = sandbox.program("curl");
+        command.args(["-sS", "--cacert", "ca.pem", "--resolve", &to, "-u", &user, &url]);
+        let output = command.args(more).finish();
         assert!(output.status.success(), "{output:?}");
         serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
     };
-    let granted = curl("/v1/locks/acquire", &["--json", r#"{"locks":["alice/1"],"ttl_ms":30000}"#]);
+    let granted = curl("/v1/locks/acquire", &["--json", r#"{"locks":["alice/1"],"ttl_ms":60000}"#]);
     let session = granted["session"].as_u64().expect("an id");
-    assert_eq!(granted, json!({ "token": 1, "session": session, "ttl_ms": 30_000, "locks": ["alice/1"] }));
+    assert_eq!(granted, json!({ "token": 1, "session": session, "ttl_ms": 60_000, "locks": ["alice/1"] }));
     assert_eq!(curl("/v1/locks/show?name=bob/1", &[])["code"], "DENIED");
 }

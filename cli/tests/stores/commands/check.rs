@@ -1,7 +1,6 @@
 //! `palisade fence check` on every store: it shows the mark, and why a write is refused.
 
 use std::fs;
-use std::process::Stdio;
 
 use palisade_fence::file::{FencedFile, FencedFolder};
 use palisade_fence::http::Api;
@@ -13,7 +12,9 @@ use rusqlite::types::Value;
 use serde_json::json;
 
 use super::run;
-use crate::sandbox::{CommandOutput, Sandbox, within};
+use crate::common::bounded::Bounded;
+use crate::common::http_client;
+use crate::sandbox::{CommandOutput, Sandbox};
 use crate::servers::{Server, try_psql, try_redis};
 
 /// Runs `palisade fence check` on one store, with these additional arguments.
@@ -203,14 +204,10 @@ async fn check_explains_marks_of_objects() {
     // As a writer without Rust would.
     let object = "{\"palisade\":1,\"token\":34,\"seq\":2,\"author\":71,\"nothing\":false}\n[1, 2]";
     fs::write(sandbox.path().join("object"), object).unwrap();
-    let put = std::process::Command::new("curl")
-        .args(["-sf", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", "palisade:palisade-secret", "-T"])
-        .args([
-            sandbox.path().join("object").as_os_str(),
-            format!("http://127.0.0.1:{}/fenced/orders.json", server.port).as_ref(),
-        ])
-        .status();
-    assert!(put.unwrap().success());
+    let mut curl = sandbox.program("curl");
+    curl.args(["-sf", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", "palisade:palisade-secret", "-T", "object"]);
+    let put = curl.arg(format!("http://127.0.0.1:{}/fenced/orders.json", server.port)).finish();
+    assert!(put.status.success(), "{put:?}");
     check_sealed(&check, &url);
 }
 
@@ -220,16 +217,13 @@ async fn check_explains_marks_of_an_http_service() {
     let service = super::service().await;
     let mut proxy = sandbox.command(&["fence", "http", "--upstream", &service, "--listen", "127.0.0.1:0"]);
     proxy.args(["--store", "sqlite:marks.db", "--lock", "orders"]);
-    let mut proxy = proxy.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(proxy.stderr.take().unwrap()));
-    let ready = within("a line", move || lines.next()).unwrap().unwrap();
-    let at = ready.split_once("http=").and_then(|(_, rest)| rest.split(' ').next()).expect("it is ready");
+    let (proxy, _, at) = super::start_proxy(proxy);
     let url = format!("http://{at}/orders");
     let by_url = |args: &[&str]| sandbox.run(&[&["fence", "check", &url], args].concat());
     let by_lock = |args: &[&str]| sandbox.run(&[&["fence", "check", &url, "orders"], args].concat());
     check_unsealed(&by_url, &url);
     check_unsealed(&by_lock, "orders");
-    let api = Api::new(reqwest::Client::new(), &format!("http://{at}")).unwrap();
+    let api = Api::new(http_client(), &format!("http://{at}")).unwrap();
     assert_eq!(api.mark("/orders").await.unwrap(), None);
     write(api.clone(), |text| palisade_fence::http::Call::new(reqwest::Method::PUT, "/orders", text.to_owned()))
         .await;
@@ -238,8 +232,7 @@ async fn check_explains_marks_of_an_http_service() {
     check_sealed(&by_lock, "orders");
     let other = sandbox.run(&["fence", "check", &url, "other"]);
     assert!(other.code == Some(64) && other.err.contains("does not protect this"), "{other:?}");
-    proxy.kill().unwrap();
-    proxy.wait().unwrap();
+    drop(proxy);
     let gone = sandbox.run(&["fence", "check", &url]);
     assert!(gone.code == Some(69) && gone.err.contains("cannot be reached"), "{gone:?}");
 }

@@ -1,16 +1,15 @@
 //! The pages on PostgreSQL and HTTP in `docs/fencing`: runs every command of a page on a real server, block by block.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use axum::Router;
 use axum::routing::get;
 
-use crate::sandbox::{Sandbox, repository, within};
+use crate::common::bounded::Bounded;
+use crate::sandbox::{Sandbox, repository};
 use crate::servers::{Server, try_psql};
 
 /// Returns the blocks of a page that are for a shell, or for the prompt of a database.
@@ -90,9 +89,9 @@ fn check(
             false => localized(&step.input.join("\n")),
         };
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
-        let mut command = Command::new("bash");
+        let mut command = sandbox.program("bash");
         command.args(["-c", &format!("exec 2>&1; set -o pipefail\n{script}")]).env("PATH", path);
-        let output = command.envs(variables.iter().cloned()).current_dir(sandbox.path()).output().unwrap();
+        let output = command.envs(variables.iter().cloned()).finish();
         let printed = String::from_utf8(output.stdout).unwrap();
         let is_refusal = step.expected.iter().any(|line| line.contains("ERROR") || line.contains("refused"));
         assert_eq!(output.status.success(), !is_refusal, "{page}: {script}\n{printed}");
@@ -115,15 +114,6 @@ fn the_postgres_page_works_as_written() {
     check("postgres.md", &sandbox, &variables, &[("postgres://localhost/shop", url.clone())], &blocks);
     assert_eq!(try_psql(&url, "SELECT total FROM orders").unwrap(), "6", "the write that is shown was done, once");
     assert_eq!(try_psql(&url, "SELECT state FROM jobs").unwrap(), "done");
-}
-
-struct Proxy(Child);
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[test]
@@ -149,11 +139,7 @@ fn the_http_page_works_as_written() {
     let (command, ready) = first.split_once('\n').unwrap();
     let command = command.strip_prefix("$ palisade ").unwrap().replace("http://127.0.0.1:8080", &upstream);
     let args: Vec<&str> = command.split_whitespace().chain(["--listen", "127.0.0.1:0"]).collect();
-    let mut child = sandbox.command(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let _proxy = Proxy(child);
-    let line = within("a line", move || lines.next()).unwrap().unwrap();
-    let at = line.split_once("http=").and_then(|(_, rest)| rest.split(' ').next()).unwrap().to_owned();
+    let (_proxy, line, at) = super::start_proxy(sandbox.command(&args));
     assert_eq!(line.replace(&upstream, "http://127.0.0.1:8080").replace(&at, "127.0.0.1:7422"), ready.trim());
     check("http.md", &sandbox, &[], &[("localhost:7422", at)], &blocks);
     assert_eq!(*orders.lock().unwrap(), ["rope"], "written once, and not by the overtaken client");

@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use serde_json::Value;
 
-use super::run;
+use super::run_long;
 use crate::sandbox::{CommandOutput, Sandbox};
 use crate::servers::Server;
 
@@ -40,7 +40,7 @@ fn assert_proven(prove: &dyn Fn(&[&str]) -> CommandOutput) {
 
 fn assert_proven_on(server: &Server) {
     let sandbox = Sandbox::new();
-    assert_proven(&|args| run(&sandbox, server, &[&["prove"], args, &["--resource", &server.url]].concat()));
+    assert_proven(&|args| run_long(&sandbox, server, &[&["prove"], args, &["--resource", &server.url]].concat()));
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn on_s3_the_fence_loses_no_update() {
 #[test]
 fn on_the_built_in_http_service_the_fence_loses_no_update() {
     let sandbox = Sandbox::new();
-    assert_proven(&|args| sandbox.run(&[&["prove"], args, &["--resource", "http:"]].concat()));
+    assert_proven(&|args| sandbox.run_long(&[&["prove"], args, &["--resource", "http:"]].concat()));
 }
 
 /// Starts a service that returns on GET what was PUT, and returns its URL. It ends with the process.
@@ -100,5 +100,5 @@ fn start_service() -> String {
 #[test]
 fn on_the_users_http_service_the_fence_loses_no_update() {
     let (sandbox, url) = (Sandbox::new(), start_service());
-    assert_proven(&|args| sandbox.run(&[&["prove"], args, &["--resource", &url]].concat()));
+    assert_proven(&|args| sandbox.run_long(&[&["prove"], args, &["--resource", &url]].concat()));
 }

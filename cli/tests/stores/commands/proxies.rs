@@ -1,16 +1,15 @@
 //! Several proxies in front of one service, whose marks are in one PostgreSQL.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
-
 use palisade_fence::http::Api;
 use palisade_fence::{Seal, Token};
 
-use crate::sandbox::{Sandbox, within};
+use crate::common::http_client;
+use crate::common::process::Process;
+use crate::sandbox::Sandbox;
 use crate::servers::Server;
 
 struct Proxy {
-    child: Child,
+    _process: Process,
     api: Api,
 }
 
@@ -18,19 +17,8 @@ impl Proxy {
     fn start(sandbox: &Sandbox, store: &str, service: &str) -> Proxy {
         let mut command = sandbox.command(&["fence", "http", "--upstream", service, "--listen", "127.0.0.1:0"]);
         command.args(["--store", store, "--lock", "orders", "--shut-for", "0s"]);
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let ready = within("a line", move || lines.next()).unwrap().unwrap();
-        let at = ready.split_once("http=").and_then(|(_, rest)| rest.split(' ').next());
-        let at = at.unwrap_or_else(|| panic!("it is not ready: {ready}"));
-        Proxy { child, api: Api::new(reqwest::Client::new(), &format!("http://{at}")).unwrap() }
-    }
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let (process, _, at) = super::start_proxy(command);
+        Proxy { _process: process, api: Api::new(http_client(), &format!("http://{at}")).unwrap() }
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-use super::run;
+use super::{run, run_long};
 use crate::sandbox::Sandbox;
 use crate::servers::{Server, hand_over, try_mariadb};
 
@@ -35,7 +35,7 @@ fn assert_reached(server: &Server, install: &[&str], url: &str) {
     assert_eq!((output.code, output.err.as_str()), (Some(0), ""), "{output:?}");
     let output = run(&sandbox, server, &["fence", "check", url, "orders"]);
     assert_eq!(output.out, "Nothing has sealed orders yet.\n", "{output:?}");
-    let output = run(&sandbox, server, &["prove", "order", "--resource", url]);
+    let output = run_long(&sandbox, server, &["prove", "order", "--resource", url]);
     assert_eq!(output.code, Some(0), "{output:?}");
     assert!(output.out.contains("NOTHING LOST"), "{output:?}");
 }

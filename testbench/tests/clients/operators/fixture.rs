@@ -30,9 +30,9 @@ impl Fixture {
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
         // Another process copies it: a file that is open for writing cannot be run, and a process that another thread starts
         // would inherit the open file.
-        let copied =
-            Command::new("cp").arg(env!("CARGO_BIN_EXE_worker")).arg(directory.path().join("worker")).status();
-        assert!(copied.expect("cp runs").success());
+        let mut copy = Command::new("cp");
+        copy.arg(env!("CARGO_BIN_EXE_worker")).arg(directory.path().join("worker"));
+        assert!(bounded::output(&mut copy).expect("cp runs").status.success());
         let fixture = Fixture { directory };
         fixture.make_directory("locks", 0o755, None);
         fixture

@@ -2,6 +2,9 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
+
+use palisade_testbench::bounded::output;
 
 use super::fixture::{Fixture, LONG_MS};
 
@@ -10,8 +13,8 @@ const TTL_MS: u64 = 3_000;
 
 /// Copies the contents of a directory into a new one.
 fn copy(from: &Path, to: &Path) {
-    let copied = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp runs");
-    assert!(copied.success());
+    let copied = output(Command::new("cp").arg("-a").arg(from).arg(to)).expect("cp runs");
+    assert!(copied.status.success());
 }
 
 /// A fixture with a copy of its locks in `backup`, made when they were not in use, and the last token that was given

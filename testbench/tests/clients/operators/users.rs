@@ -2,6 +2,9 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::Command;
+
+use palisade_testbench::bounded::output;
 
 use super::fixture::{ALICE, BOB, Fixture, GROUP, LONG_MS, Worker, is_privileged};
 
@@ -143,16 +146,24 @@ fn a_read_only_directory_or_file_system_is_refused_and_left_alone() {
     assert_eq!(fixture.connected(LONG_MS).ask("try orders").split(' ').next(), Some("granted"));
 }
 
-/// A worker of this user on a host whose `/var/lib` is a directory of the test.
-fn on_host(fixture: &Fixture, user: u32) -> Worker {
+/// The groups of a host whose operator has not set up the default file for its users.
+const NO_GROUP: &str = "root:x:0:\n";
+
+/// A worker of this user on a host whose `/var/lib` is a directory of the test, and that has these groups.
+fn on_host_with(fixture: &Fixture, groups: &str, user: u32) -> Worker {
     fixture.make_directory("var", 0o755, None);
+    fs::write(fixture.path("groups"), groups).unwrap();
     let home = fixture.make_directory(&format!("home-{user}"), 0o700, Some((user, user)));
     let script = format!(
-        "mount --bind var /var/lib\nexport HOME='{}'\n\
+        "mount --bind var /var/lib\nmount --bind groups /etc/group\nexport HOME='{}'\n\
          exec setpriv --reuid {user} --regid {user} --groups {GROUP} \"$WORKER\"",
         home.display()
     );
     fixture.worker_by(&["unshare", "--mount"], &script)
+}
+
+fn on_host(fixture: &Fixture, user: u32) -> Worker {
+    on_host_with(fixture, NO_GROUP, user)
 }
 
 /// Connects to the default file.
@@ -184,7 +195,7 @@ fn the_users_of_a_host_share_the_default_file() {
 
 #[test]
 fn a_user_with_a_private_default_file_is_refused_once_the_host_has_one() {
-    if !is_privileged("a_user_with_a_file_of_their_own_is_refused_once_the_host_has_one") {
+    if !is_privileged("a_user_with_a_private_default_file_is_refused_once_the_host_has_one") {
         return;
     }
     let fixture = Fixture::new();
@@ -218,9 +229,26 @@ fn a_user_without_write_access_to_the_default_file_gets_an_error_and_no_other_fi
         "cd '{}'; chgrp -R {GROUP} .; chmod -R g+rwX .; chmod g+s .",
         fixture.path("var/palisade-locks").display()
     );
-    assert!(std::process::Command::new("sh").args(["-ec", &script]).status().unwrap().success());
+    assert!(output(Command::new("sh").args(["-ec", &script])).unwrap().status.success());
     root.acquire("orders");
     let mut alice = on_host(&fixture, ALICE);
+    assert_eq!(connect(&mut alice), "connected");
+    assert_eq!(alice.ask("try orders"), "busy");
+}
+
+#[test]
+fn the_default_file_that_root_creates_is_for_the_members_of_the_group() {
+    if !is_privileged("the_default_file_that_root_creates_is_for_the_members_of_the_group") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let groups = format!("root:x:0:\npalisade-locks:x:{GROUP}:\n");
+    let mut root = on_host_with(&fixture, &groups, 0);
+    assert_eq!(connect(&mut root), "connected");
+    let found = fs::metadata(fixture.path("var/palisade-locks")).unwrap();
+    assert_eq!((found.mode() & 0o7777, found.gid()), (0o2770, GROUP));
+    root.acquire("orders");
+    let mut alice = on_host_with(&fixture, &groups, ALICE);
     assert_eq!(connect(&mut alice), "connected");
     assert_eq!(alice.ask("try orders"), "busy");
 }
