@@ -87,10 +87,20 @@ fn descriptors_that_are_meant_for_the_command_reach_it() {
     Running::new(shell).end().expect(0, &["three"]);
 }
 
+/// Returns lines of `/proc/self/status` without the signals 32 and 33. Only the C library uses these, and its `posix_spawn` ignores
+/// them in the child.
+fn signals(lines: &[String]) -> Vec<(String, u64)> {
+    let signals = lines.iter().map(|line| {
+        let (name, bits) = line.split_once(":\t").unwrap();
+        (name.to_owned(), u64::from_str_radix(bits, 16).unwrap() & !(0b11 << 31))
+    });
+    signals.collect()
+}
+
 #[test]
 fn the_command_begins_with_default_signals_and_none_blocked() {
     let [without, with] = without_and_with(&["grep", "-E", "Sig(Blk|Ign|Cgt)", "/proc/self/status"]);
-    assert_eq!(with, without);
+    assert_eq!((signals(&with).len(), signals(&with)), (3, signals(&without)));
 }
 
 #[test]
@@ -101,7 +111,8 @@ fn ignored_signals_stay_ignored_in_the_command() {
         shell.args(["-c", &format!("trap '' HUP INT; exec {command} grep SigIgn /proc/self/status")]);
         Running::new(shell).end().stdout
     };
-    assert_eq!(ignoring("palisade run x --"), ignoring(""));
+    assert_eq!(signals(&ignoring("palisade run x --")), [("SigIgn".to_owned(), 0b11)]);
+    assert_eq!(signals(&ignoring("")), [("SigIgn".to_owned(), 0b11)]);
 }
 
 #[test]

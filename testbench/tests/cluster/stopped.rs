@@ -105,6 +105,7 @@ impl Stale {
 }
 
 #[test]
+#[ignore = "long: killed and stopped processes"]
 fn a_leader_that_was_stopped_for_three_ttls_confirms_nothing_and_ends_no_session() {
     let folder = tempfile::tempdir().unwrap();
     let (mut cluster, network) = on_network(3, &[], folder.path());

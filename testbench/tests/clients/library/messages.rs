@@ -77,6 +77,7 @@ fn messages_about_refusals() {
 }
 
 #[test]
+#[ignore = "long: several seconds on a real server"]
 fn messages_about_losses() {
     check(async {
         let (fixture, faults) = (Fixture::new(), EngineFaults::default());

@@ -10,6 +10,7 @@ const SHORT_TTL: u64 = 18_000;
 const LONG_TTL: u64 = 3_600_000;
 
 #[test]
+#[ignore = "long: killed and stopped processes"]
 fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
     let place = TempStore::new();
     let (mut old, mut new) = (Worker::start(&place, SHORT_TTL), Worker::start(&place, LONG_TTL));
@@ -24,6 +25,7 @@ fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
 }
 
 #[test]
+#[ignore = "long: cut and slow connections"]
 fn a_late_release_does_not_free_a_newer_grant() {
     let place = TempStore::new();
     let (mut old, mut new) = (Worker::start(&place, SHORT_TTL), Worker::start(&place, LONG_TTL));
@@ -51,6 +53,7 @@ fn a_killed_holder_is_replaced_without_waiting_for_its_ttl() {
 }
 
 #[test]
+#[ignore = "long: killed and stopped processes"]
 fn a_stopped_waiter_is_passed_over_and_never_granted() {
     let place = TempStore::new();
     let mut workers = [LONG_TTL, SHORT_TTL, LONG_TTL].map(|ttl| Worker::start(&place, ttl));

@@ -160,6 +160,7 @@ fn the_largest_set_fits_into_a_transaction() {
 
 /// Consul refuses TTLs below ten seconds unless its operator has lowered the limit.
 #[test]
+#[ignore = "long: waits of several TTLs"]
 fn a_ttl_below_the_limit_of_the_server_is_refused_with_the_limit() {
     let folder = tempfile::tempdir().expect("a folder");
     let consul = Consul::start_with(folder.path(), "").unwrap_or_else(|absent| panic!("{absent}"));
