@@ -37,7 +37,7 @@ fn help_has_examples_and_exit_codes() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn without_a_fence_paused_writers_lose_updates_and_behind_the_strict_one_none() {
     let sandbox = Sandbox::new();
     let args = ["prove", "pauses", "--resource", "file:.", "--ttl", "500ms", "--overtaken", "2", "--json"];
@@ -157,7 +157,7 @@ fn a_run_that_loses_nothing_is_inconclusive_and_exits_1() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn redlock_grants_one_lock_twice_and_behind_a_fence_nothing_is_lost() {
     let sandbox = Sandbox::new();
     let report = json(&sandbox.stdout_long(&["prove", "redlock", "--json", "--svg", "redlock.svg"]));

@@ -164,7 +164,7 @@ fn a_stopped_worker_uses_up_no_attempt() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_worker_extends_its_job_while_the_command_runs() {
     let sandbox = Sandbox::new();
     push(&sandbox, "a", "1");

@@ -42,7 +42,7 @@ fn a_new_period_begins_when_the_old_one_is_over() {
 
 /// It waits for a tenth of the period at most.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_run_that_is_slightly_early_waits() {
     let fixture = Fixture::new();
     fixture.run(&["--every", "30s", "x"], "echo ran").expect(0, &["ran"]);

@@ -146,7 +146,7 @@ fn an_unwritable_directory_is_named() {
 
 /// Mounts a small disk in a separate namespace, and fills it.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_full_disk_is_named_and_does_not_lose_a_held_lock() {
     let fixture = Fixture::new();
     let script = r#"

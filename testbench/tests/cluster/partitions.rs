@@ -93,7 +93,7 @@ fn a_minority_of_five_confirms_nothing() {
 
 /// The leader reaches a majority, its two neighbours. The other two hear only them and each other, and must not disturb them.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn five_nodes_in_a_ring_go_on() {
     go_on(5, async |cluster, network| {
         // The neighbours of a node in the second ring are those that it did not reach in the first.
@@ -109,7 +109,7 @@ fn five_nodes_in_a_ring_go_on() {
 
 /// A leader that hears nothing does not know whether it still leads: it steps down, confirms nothing meanwhile, and follows again.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_leader_that_hears_nothing_is_replaced() {
     go_on(3, async |cluster, network| {
         for _ in 0..2 {

@@ -125,7 +125,7 @@ fn what_nodes_said_changes_nothing_when_it_is_said_again() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn what_nodes_said_under_load_does_no_harm_when_it_is_said_again() {
     let folder = tempfile::tempdir().unwrap();
     let (mut cluster, network) = on_network(3, &[], folder.path());

@@ -106,7 +106,7 @@ fn a_node_that_lost_its_log_does_not_start() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn garbage_on_the_port_of_the_nodes_disturbs_nothing() {
     let folder = tempfile::tempdir().unwrap();
     drop(Credentials::new(folder.path()));

@@ -20,7 +20,7 @@ const VIEWS: [(&str, &str, &str); 5] = [
 ];
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn every_view_can_be_read_by_everybody() {
     let service = Service::start(&[]);
     let clients: Vec<_> =

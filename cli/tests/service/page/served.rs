@@ -54,7 +54,7 @@ fn the_page_follows_a_grant_a_hand_over_a_loss_and_a_break() {
 
 /// No client renews the session of a period, and that is no reason for alarm.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_period_of_every_is_not_in_jeopardy() {
     let service = Service::start(&[]);
     let url = format!("palisade://{}", service.resp);

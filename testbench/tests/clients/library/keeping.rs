@@ -34,7 +34,7 @@ fn an_application_that_blocks_its_runtime_for_three_ttls_keeps_its_lock() {
 
 /// Fault 12.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn one_failed_keep_alive_is_no_loss() {
     let fails_once = async |act: Act| {
         let (fixture, faults) = (Fixture::new(), EngineFaults::default());
@@ -54,7 +54,7 @@ fn one_failed_keep_alive_is_no_loss() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_keep_alive_without_an_answer_is_followed_by_another() {
     check(async {
         let (fixture, faults) = (Fixture::new(), EngineFaults::default());
@@ -74,7 +74,7 @@ fn a_keep_alive_without_an_answer_is_followed_by_another() {
 
 /// Fault 12: a lock that is granted after an outage is delivered when a keep-alive has confirmed its session.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_lock_is_not_delivered_in_jeopardy() {
     check(async {
         let (fixture, faults) = (Fixture::new(), EngineFaults::default());
@@ -171,7 +171,7 @@ fn a_deadline_is_counted_from_before_the_keep_alive_was_sent() {
 
 /// The drift is half of the TTL here, so that it shows.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn the_drift_is_subtracted_at_the_beginning_and_at_every_renewal() {
     check(async {
         let (fixture, faults) = (Fixture::new(), EngineFaults::default());
@@ -192,7 +192,7 @@ fn the_drift_is_subtracted_at_the_beginning_and_at_every_renewal() {
 
 /// The keeper's thread stops like that of a stopped process.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_client_that_was_paused_learns_of_it() {
     check(async {
         let (fixture, faults) = (Fixture::new(), EngineFaults::default());
@@ -212,7 +212,7 @@ fn a_client_that_was_paused_learns_of_it() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn requests_made_while_there_is_no_session_wait_for_the_next_one() {
     check(async {
         let (fixture, faults) = (Fixture::new(), EngineFaults::default());

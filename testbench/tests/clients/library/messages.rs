@@ -77,7 +77,7 @@ fn messages_about_refusals() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn messages_about_losses() {
     check(async {
         let (fixture, faults) = (Fixture::new(), EngineFaults::default());

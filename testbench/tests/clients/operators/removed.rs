@@ -17,7 +17,7 @@ fn remove(fixture: &Fixture, suffixes: &[&str]) {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_holder_learns_that_a_file_was_removed_and_its_token_is_not_given_again() {
     for suffixes in REMOVED {
         let fixture = Fixture::new();
@@ -65,7 +65,7 @@ fn files_removed_while_unused_do_not_repeat_tokens() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_removed_directory_of_sessions_loses_no_lock() {
     let fixture = Fixture::new();
     let (mut holder, token) = fixture.holder(TTL_MS);

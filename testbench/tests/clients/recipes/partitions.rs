@@ -292,7 +292,7 @@ fn without_tokens_a_stopped_owner_overwrites_the_update_of_its_successor() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_member_whose_engine_is_gone_for_a_while_loses_everything_and_comes_back() {
     let folder = tempfile::tempdir().expect("a folder");
     let service = present(servers::Service::start(env!("CARGO_BIN_EXE_serve"), folder.path()));
@@ -328,7 +328,7 @@ fn a_member_whose_engine_is_gone_for_a_while_loses_everything_and_comes_back() {
 
 /// Its group has another number of partitions by now, and the same key would be in two partitions.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_member_that_comes_back_to_another_number_of_partitions_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let service = present(servers::Service::start(env!("CARGO_BIN_EXE_serve"), folder.path()));

@@ -15,7 +15,7 @@ const ELECTION: Duration = Duration::from_secs(15);
 
 /// A server without a leader leaves requests unanswered for longer than a client waits.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_cluster_without_a_leader_is_explained() {
     check(async {
         let folder = tempfile::tempdir().expect("a folder");
@@ -89,7 +89,7 @@ fn a_client_connects_although_the_leader_has_just_died() {
 
 /// Without a majority there is no leader. The error says so, and that the client has tried again.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_cluster_without_a_leader_is_reported_as_such() {
     check(async {
         let folder = tempfile::tempdir().expect("a folder");

@@ -66,7 +66,7 @@ fn a_waiter_that_is_denied_leaves_the_queue() {
 
 /// A compaction ends the watch of a client that lags behind. The client may not read the locks then.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_watch_whose_events_were_compacted_goes_on_when_the_locks_can_be_read_again() {
     check(async {
         let fixture = guarded();

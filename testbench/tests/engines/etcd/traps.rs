@@ -92,7 +92,7 @@ fn a_holder_whose_lease_is_revoked_is_told_at_once() {
 
 /// Other data at the address, as after a restored backup: every guard is lost, and the client does not go on.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_server_that_starts_empty_is_noticed() {
     check(async {
         let mut fixture = alone();
@@ -181,7 +181,7 @@ fn the_keys_of_released_claims_are_used_again() {
 
 /// The right to a prefix is enough, and another one is refused with a message that says so.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_user_needs_the_right_to_the_prefix_only() {
     check(async {
         let fixture = alone();
@@ -247,7 +247,7 @@ fn an_etcd_that_cannot_be_reached_is_explained() {
 
 /// The member that runs answers nothing. The message says what is missing, and names the members that are down.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_cluster_without_a_majority_is_explained() {
     check(async {
         let folder = tempfile::tempdir().expect("a folder");

@@ -77,7 +77,7 @@ async fn set(fixture: &Fixture) -> Conn {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn the_fast_path_needs_no_procedure_and_tokens_rise() {
     let fixture = Fixture::new();
     check(async {
@@ -190,7 +190,7 @@ fn the_fast_path_statements_do_nothing_where_they_may_not() {
 
 /// No call would ever end a grant that is made between the two. The server's default isolation would allow that.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_session_ends_before_a_request_of_it_or_after_it() {
     let folder = tempfile::tempdir().expect("a directory");
     let server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
@@ -218,7 +218,7 @@ fn a_session_ends_before_a_request_of_it_or_after_it() {
 /// A new watcher lists the locks, and then receives later events. An operation in flight is neither of the two,
 /// unless it is waited for.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_watch_begins_when_what_was_under_way_is_done() {
     for is_held in [true, false] {
         let fixture = Fixture::new();

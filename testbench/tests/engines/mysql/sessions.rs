@@ -219,7 +219,7 @@ fn a_callers_own_transaction_is_refused_and_left_alone() {
 
 /// The connection may be the application's, and a fence keeps its token there.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn no_call_changes_a_variable_of_its_connection() {
     let fixture = Fixture::new();
     check(async {

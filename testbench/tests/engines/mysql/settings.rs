@@ -52,7 +52,7 @@ async fn token(conn: &mut Conn, lock: &str, setting: &str) -> u64 {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn no_setting_of_a_caller_repeats_a_token_or_makes_a_call_fail() {
     let fixture = Fixture::new();
     check(async {

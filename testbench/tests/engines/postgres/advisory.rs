@@ -66,7 +66,7 @@ fn readers_share_and_what_is_not_offered_is_refused() {
 
 /// Fault 33: a connection that is lost is a lost session, and its replacement holds nothing.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_lost_connection_is_a_lost_session() {
     let fixture = Fixture::new();
     check(async {

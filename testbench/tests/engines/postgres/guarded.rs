@@ -53,7 +53,7 @@ async fn refused(url: &str, says: &[&str]) -> Error {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_client_that_asks_for_tls_gets_it() {
     check(async {
         let (fixture, server) = encrypted().await;
@@ -115,7 +115,7 @@ fn a_plain_server_is_refused_unless_the_url_allows_it() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_client_certificate_is_sent_to_a_server_that_requires_one() {
     check(async {
         let (fixture, server) = encrypted().await;

@@ -136,7 +136,7 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
 
 /// Concurrent first clients install the schema once, also in a database whose transactions do not see what others have done meanwhile.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn the_first_client_installs_the_schema() {
     for isolation in ["read committed", "repeatable read", "serializable"] {
         let fixture = Fixture::new();

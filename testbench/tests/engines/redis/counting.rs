@@ -131,7 +131,7 @@ fn names_that_are_used_once_leave_nothing_behind() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn abandoned_sessions_are_swept_by_other_clients() {
     check(async {
         const TTL: Duration = Duration::from_secs(2);

@@ -209,7 +209,7 @@ fn an_attempt_whose_connection_is_cut_anywhere_leaves_nothing() {
 
 /// Fault 11: keep-alives run while locks are acquired and released.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_release_that_races_a_keep_alive_leaves_nothing_held() {
     check(async {
         let fixture = Fixture::new();

@@ -37,7 +37,7 @@ fn stranger() -> TempDir {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn an_encrypted_connection_is_used_and_verified() {
     check(async {
         let (fixture, port) = encrypted();

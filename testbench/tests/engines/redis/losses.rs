@@ -79,7 +79,7 @@ fn an_eviction_is_noticed_and_named() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_server_that_begins_empty_is_noticed_and_named() {
     check(async {
         let lost = lose(Fixture::new(), async |fixture| {

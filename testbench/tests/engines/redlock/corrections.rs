@@ -31,7 +31,7 @@ fn a_failed_acquire_is_undone_everywhere() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_failed_acquire_is_undone_at_a_node_that_did_not_answer() {
     run(async {
         let five = Five::start();

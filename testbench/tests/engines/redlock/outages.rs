@@ -114,7 +114,7 @@ fn a_node_that_is_stopped_counts_as_absent() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_node_that_is_waited_for_uses_up_the_validity() {
     run(async {
         let five = Five::start();

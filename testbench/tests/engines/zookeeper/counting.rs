@@ -33,7 +33,7 @@ fn a_waiter_confirms_its_claim_by_a_transaction() {
 
 /// An acquire of a free lock in an open session is one request, and a release is one.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn an_acquire_is_one_request_and_a_release_is_one() {
     const CYCLES: u64 = 50;
     check(async {

@@ -15,7 +15,7 @@ fn high() -> Token {
 
 /// An older copy of the data would give tokens again: a client that was connected before gets none of them.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_restored_copy_is_noticed() {
     check(async {
         let mut fixture = alone();

@@ -67,7 +67,7 @@ fn the_token_is_the_czxid_of_the_claim_and_the_offset() {
 
 /// The server itself removes the parents of locks that are not in use, and a client that knew them creates them again.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn the_server_removes_the_nodes_of_unused_locks() {
     check(async {
         let fixture = shared();
@@ -215,7 +215,7 @@ fn a_node_without_rights_is_named() {
 
 /// With a user, nodes are that user's.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_user_has_its_nodes_alone() {
     check(async {
         let fixture = shared();

@@ -14,7 +14,7 @@ async fn refused(url: &str) -> String {
 
 /// The driver does not say why.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn the_cause_is_named_for_each_server() {
     check(async {
         let unused = free_port().expect("a port");
@@ -36,7 +36,7 @@ fn the_cause_is_named_for_each_server() {
 
 /// Two of three servers are down. The third one runs.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn an_ensemble_without_a_majority_is_explained() {
     check(async {
         let folder = tempfile::tempdir().expect("a folder");

@@ -262,7 +262,7 @@ fn a_pooler_in_transaction_mode_is_refused() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn marks_are_durable_whatever_the_role_sets() {
     check(async {
         let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");

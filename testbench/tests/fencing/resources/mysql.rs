@@ -252,7 +252,7 @@ fn a_rows_mark_has_one_name_in_every_session() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_key_column_without_a_stable_text_is_refused() {
     check(async {
         let Numbers(server) = Numbers::new();
@@ -409,7 +409,7 @@ fn a_transaction_from_before_the_seal_may_not_read() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn protecting_again_replaces_the_protection() {
     check(async {
         let Numbers(server) = Numbers::new();
@@ -457,7 +457,7 @@ fn protecting_again_replaces_the_protection() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn changes_that_no_trigger_sees_are_refused_or_found() {
     check(async {
         let Numbers(server) = Numbers::new();
@@ -615,7 +615,7 @@ fn a_seal_waits_for_a_transaction_with_an_older_token_and_then_refuses_it() {
 /// InnoDB drops shared locks at XA PREPARE and keeps exclusive ones. Without one on the mark, the seal would return before the
 /// prepared write is committed.
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_seal_waits_for_a_prepared_transaction_under_an_older_token() {
     check(async {
         let Numbers(server) = Numbers::new();
@@ -772,7 +772,7 @@ fn a_server_that_is_killed_at_any_moment_loses_no_acknowledged_write() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn procedures_of_another_version_are_found_and_older_ones_are_replaced() {
     check(async {
         let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");

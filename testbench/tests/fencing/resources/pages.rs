@@ -67,7 +67,7 @@ fn the_page_about_redis_is_true() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn the_page_about_mysql_is_true() {
     let place = tempfile::tempdir().expect("a directory");
     let server = MariaDb::start(place.path()).expect("a MariaDB");

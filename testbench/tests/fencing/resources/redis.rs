@@ -321,7 +321,7 @@ fn a_user_without_access_to_the_mark_writes_nothing() {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn a_replica_refuses_reads_and_seals() {
     check(async {
         let place = tempfile::tempdir().expect("a directory");

@@ -204,7 +204,7 @@ impl Session for PostgresSession {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn postgres_keeps_engine_and_fence_apart_on_one_connection() {
     run(ISOLATION.len(), InPostgres::new());
 }
@@ -305,7 +305,7 @@ impl Session for mysql_async::Conn {
 }
 
 #[test]
-#[ignore = "long: several seconds on a real server"]
+#[ignore = "long: several seconds"]
 fn mariadb_keeps_engine_and_fence_apart_on_one_connection() {
     run(SESSIONS.len(), InMariaDb::new());
 }
