@@ -5,7 +5,7 @@ use palisade::engine::LockInfo;
 
 use super::super::format;
 use super::super::report::Published;
-use super::line::{Line, columns};
+use super::line::{TextLine, columns};
 use super::state::State;
 use crate::text;
 
@@ -20,29 +20,29 @@ const GAP: usize = 2;
 type Text = StyledContent<String>;
 
 /// Returns the lines of a screen, none of them wider than it.
-pub(super) fn draw(state: &State, width: u16, height: u16) -> Vec<Line> {
+pub(super) fn draw(state: &State, width: u16, height: u16) -> Vec<TextLine> {
     let (width, height) = (usize::from(width), usize::from(height));
     // Between the first and the last row, the list gets three rows of five.
     let list_height = (height.saturating_sub(2) * 3 + 2) / 5;
     let mut lines = vec![title(state)];
     lines.extend(list(state, width, list_height));
-    lines.resize(1 + list_height, Line::default());
+    lines.resize(1 + list_height, TextLine::default());
     if let Some(lock) = state.selected_lock() {
         let border = "─".repeat(width);
-        lines.push(Line::default().styled(format!("{} ", format::state_of(lock)).bold()).plain(border));
+        lines.push(TextLine::default().styled(format!("{} ", format::state_of(lock)).bold()).plain(border));
         lines.extend(details(lock, state.has_tokens).into_iter().flat_map(|line| line.wrap(width)));
     }
-    lines.resize(height.saturating_sub(1).max(1), Line::default());
+    lines.resize(height.saturating_sub(1).max(1), TextLine::default());
     lines.push(footer(state));
     lines.truncate(height);
     lines.iter().map(|line| line.cut(width)).collect()
 }
 
-fn title(state: &State) -> Line {
+fn title(state: &State) -> TextLine {
     let waiting: usize = state.locks.iter().map(|lock| lock.waiters.len()).sum();
     let in_use = count(state.locks.len(), "lock", "locks");
     let mut line =
-        Line::default().styled("palisade top".bold()).plain(format!("  {in_use} in use, {waiting} waiting"));
+        TextLine::default().styled("palisade top".bold()).plain(format!("  {in_use} in use, {waiting} waiting"));
     if !state.prefix.is_empty() {
         line = line.plain(format!(", names begin with {}", text::plain(&state.prefix)));
     }
@@ -53,9 +53,9 @@ fn title(state: &State) -> Line {
 }
 
 /// Returns the rows of the list, as many as fit into the height. The selected one is always among them.
-fn list(state: &State, width: usize, height: usize) -> Vec<Line> {
+fn list(state: &State, width: usize, height: usize) -> Vec<TextLine> {
     if state.locks.is_empty() {
-        return vec![Line::default().styled("no locks are held or wanted".dim())];
+        return vec![TextLine::default().styled("no locks are held or wanted".dim())];
     }
     let longest = state.locks.iter().map(|lock| columns(lock.name.as_str())).max().unwrap_or(0);
     let name = longest.min(width / 3).max(4);
@@ -86,8 +86,8 @@ fn cells(lock: &LockInfo, has_tokens: bool) -> [Text; 6] {
     ]
 }
 
-fn row(cells: [Text; 6], widths: [usize; 6]) -> Line {
-    let mut line = Line::default();
+fn row(cells: [Text; 6], widths: [usize; 6]) -> TextLine {
+    let mut line = TextLine::default();
     for (index, (cell, width)) in cells.into_iter().zip(widths).enumerate() {
         if index > 0 {
             line = line.plain(" ".repeat(GAP));
@@ -98,7 +98,7 @@ fn row(cells: [Text; 6], widths: [usize; 6]) -> Line {
 }
 
 /// Returns the holders, the waiters and the past grants of the selected lock.
-fn details(lock: &LockInfo, has_tokens: bool) -> Vec<Line> {
+fn details(lock: &LockInfo, has_tokens: bool) -> Vec<TextLine> {
     let mut lines = Vec::new();
     if let Some(value) = &lock.value {
         lines.push(detail("value", Color::DarkCyan, &Published::from(value).to_string()));
@@ -123,24 +123,24 @@ fn details(lock: &LockInfo, has_tokens: bool) -> Vec<Line> {
     lines
 }
 
-fn detail(tag: &str, color: Color, text: &str) -> Line {
-    Line::default().styled(format!("{tag:<8}").with(color)).plain(text)
+fn detail(tag: &str, color: Color, text: &str) -> TextLine {
+    TextLine::default().styled(format!("{tag:<8}").with(color)).plain(text)
 }
 
-fn rest(tag: &str, all: usize) -> Option<Line> {
+fn rest(tag: &str, all: usize) -> Option<TextLine> {
     let more = all.checked_sub(MAX_SHOWN).filter(|more| *more > 0)?;
     Some(detail(tag, Color::DarkGrey, &format!("and {more} more")))
 }
 
-fn footer(state: &State) -> Line {
+fn footer(state: &State) -> TextLine {
     match (&state.typing, &state.error_message) {
-        (Some(typed), _) => Line::default()
+        (Some(typed), _) => TextLine::default()
             .styled("names begin with: ".bold())
             .plain(text::plain(typed))
             .plain("▏")
             .styled("  Enter applies it, Esc cancels".dim()),
-        (None, Some(error_message)) => Line::default().styled(error_message.as_str().dark_red()),
-        (None, None) => Line::default().styled("q quits   j k select   / filters by prefix   p pauses".dim()),
+        (None, Some(error_message)) => TextLine::default().styled(error_message.as_str().dark_red()),
+        (None, None) => TextLine::default().styled("q quits   j k select   / filters by prefix   p pauses".dim()),
     }
 }
 
@@ -178,7 +178,7 @@ mod tests {
         for (key, selected) in [(KeyCode::Home, "lock 1"), (KeyCode::End, "lock 50"), (KeyCode::Up, "lock 49")] {
             state.press(KeyEvent::new(key, KeyModifiers::NONE));
             let lines = draw(&state, 80, 24);
-            let row = lines.iter().map(Line::to_string).find(|line| line.starts_with("\u{1b}[7m")).unwrap();
+            let row = lines.iter().map(TextLine::to_string).find(|line| line.starts_with("\u{1b}[7m")).unwrap();
             assert!(row.starts_with(&selected.reverse().to_string()), "{row}");
         }
     }

@@ -8,16 +8,16 @@ use unicode_width::UnicodeWidthStr;
 
 /// A line of the screen: texts, each in one style.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Line(Vec<StyledContent<String>>);
+pub(super) struct TextLine(Vec<StyledContent<String>>);
 
-impl Line {
+impl TextLine {
     /// Appends a text without a style.
-    pub(super) fn plain(self, text: impl Display) -> Line {
+    pub(super) fn plain(self, text: impl Display) -> TextLine {
         self.styled(StyledContent::new(ContentStyle::default(), text))
     }
 
     /// Appends a text with its style.
-    pub(super) fn styled(mut self, text: StyledContent<impl Display>) -> Line {
+    pub(super) fn styled(mut self, text: StyledContent<impl Display>) -> TextLine {
         // Foreign text is escaped before it gets here. A control character that was missed must not reach the terminal.
         let printable = text.content().to_string().replace(char::is_control, "");
         self.0.push(StyledContent::new(*text.style(), printable));
@@ -25,15 +25,15 @@ impl Line {
     }
 
     /// Appends a cell of a table: cut off at a width, or filled up with blanks.
-    pub(super) fn cell(mut self, cell: StyledContent<impl Display>, width: usize) -> Line {
-        let cell = Line::default().styled(cell).cut(width);
+    pub(super) fn cell(mut self, cell: StyledContent<impl Display>, width: usize) -> TextLine {
+        let cell = TextLine::default().styled(cell).cut(width);
         let blanks = width - columns(&cell.text());
         self.0.extend(cell.0);
         self.plain(" ".repeat(blanks))
     }
 
     /// Swaps the colors of the text and the background.
-    pub(super) fn reversed(mut self) -> Line {
+    pub(super) fn reversed(mut self) -> TextLine {
         for text in &mut self.0 {
             text.style_mut().attributes.set(Attribute::Reverse);
         }
@@ -41,12 +41,12 @@ impl Line {
     }
 
     /// Cuts off what does not fit into a width.
-    pub(super) fn cut(&self, width: usize) -> Line {
+    pub(super) fn cut(&self, width: usize) -> TextLine {
         self.split_at(fitting(&self.text(), width).len()).0
     }
 
     /// Breaks the line into lines of at most a width, between words if possible.
-    pub(super) fn wrap(self, width: usize) -> Vec<Line> {
+    pub(super) fn wrap(self, width: usize) -> Vec<TextLine> {
         let (mut lines, mut rest) = (Vec::new(), self);
         loop {
             let text = rest.text();
@@ -70,8 +70,8 @@ impl Line {
         self.0.iter().map(|text| text.content().as_str()).collect()
     }
 
-    fn split_at(&self, mut bytes: usize) -> (Line, Line) {
-        let (mut before, mut after) = (Line::default(), Line::default());
+    fn split_at(&self, mut bytes: usize) -> (TextLine, TextLine) {
+        let (mut before, mut after) = (TextLine::default(), TextLine::default());
         for text in &self.0 {
             let (front, back) = text.content().split_at(bytes.min(text.content().len()));
             bytes -= front.len();
@@ -83,7 +83,7 @@ impl Line {
 }
 
 /// Formats the styles as escape sequences.
-impl Display for Line {
+impl Display for TextLine {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().filter(|text| !text.content().is_empty()).try_for_each(|text| text.fmt(formatter))
     }
@@ -111,18 +111,18 @@ mod tests {
     use super::*;
 
     fn wrap(text: &str, width: usize) -> Vec<String> {
-        Line::default().plain(text).wrap(width).iter().map(Line::text).collect()
+        TextLine::default().plain(text).wrap(width).iter().map(TextLine::text).collect()
     }
 
     #[test]
     fn a_line_is_cut_by_its_width_on_the_screen() {
-        let line = Line::default().styled("日本".red()).plain("e\u{301}x");
+        let line = TextLine::default().styled("日本".red()).plain("e\u{301}x");
         let cut = |width| line.cut(width).text();
         assert_eq!(
             [0, 1, 2, 3, 4, 5, 6, 7].map(cut),
             ["", "", "日", "日", "日本", "日本e\u{301}", "日本e\u{301}x", "日本e\u{301}x"]
         );
-        assert_eq!(Line::default().cell("日本".red(), 3).text(), "日 ");
+        assert_eq!(TextLine::default().cell("日本".red(), 3).text(), "日 ");
     }
 
     #[test]
@@ -136,15 +136,15 @@ mod tests {
 
     #[test]
     fn a_style_ends_with_its_text() {
-        let lines = Line::default().styled("waits ".red()).plain("for it").wrap(8);
+        let lines = TextLine::default().styled("waits ".red()).plain("for it").wrap(8);
         assert_eq!(
-            lines.iter().map(Line::to_string).collect::<Vec<_>>().join("|"),
+            lines.iter().map(TextLine::to_string).collect::<Vec<_>>().join("|"),
             format!("{}|for it", "waits ".red())
         );
     }
 
     #[test]
     fn text_cannot_control_the_terminal() {
-        assert_eq!(Line::default().plain("a\u{1b}[2J\n\u{9b}b").to_string(), "a[2Jb");
+        assert_eq!(TextLine::default().plain("a\u{1b}[2J\n\u{9b}b").to_string(), "a[2Jb");
     }
 }

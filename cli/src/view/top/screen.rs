@@ -14,14 +14,14 @@ use crossterm::terminal::{
 use crossterm::{execute, queue};
 use tokio::sync::mpsc;
 
-use super::line::Line;
+use super::line::TextLine;
 
 /// The terminal in full-screen mode. Dropping it restores the terminal, also after a panic.
 pub(super) struct Screen {
     /// The columns and rows of the last frame.
     size: (u16, u16),
     /// The last frame.
-    lines: Vec<Line>,
+    lines: Vec<TextLine>,
 }
 
 impl Screen {
@@ -38,7 +38,7 @@ impl Screen {
     }
 
     /// Shows the lines that `frame` returns for a width and a height. Writes those that have changed, all at once.
-    pub(super) fn draw(&mut self, frame: impl FnOnce(u16, u16) -> Vec<Line>) -> io::Result<()> {
+    pub(super) fn draw(&mut self, frame: impl FnOnce(u16, u16) -> Vec<TextLine>) -> io::Result<()> {
         let size = terminal::size()?;
         let lines = frame(size.0, size.1);
         let mut bytes = Vec::new();
