@@ -28,10 +28,10 @@ fn run(command: &mut Command) -> String {
 }
 
 /// Builds the module with the profile and features of the tests, so that its dependencies are built already, and puts the
-/// package where Python finds it.
+/// package where Python finds it. Examples, like tests, are built with the features of development dependencies.
 fn install() {
     let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    build.args(["build", "--quiet", "--profile", "test", "--workspace", "--all-features", "--lib"]);
+    build.args(["build", "--quiet", "--profile", "test", "--workspace", "--all-features", "--lib", "--examples"]);
     run(build.env("PYO3_BUILD_EXTENSION_MODULE", "1").current_dir(root()));
     let built = Path::new(env!("CARGO_BIN_EXE_serve")).with_file_name("libpalisade_native.so");
     let site = run(tool("python").args(["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]));
