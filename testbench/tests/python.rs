@@ -32,6 +32,12 @@ fn run(command: &mut Command) -> String {
 fn install() {
     let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     build.args(["build", "--quiet", "--profile", "test", "--workspace", "--all-features", "--lib", "--examples"]);
+    // Build scripts, such as that of ring, run again where these differ, and then everything that depends on them is built again.
+    for (name, _) in env::vars_os() {
+        if ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_"].iter().any(|of| name.to_string_lossy().starts_with(of)) {
+            build.env_remove(name);
+        }
+    }
     run(build.env("PYO3_BUILD_EXTENSION_MODULE", "1").current_dir(root()));
     let built = Path::new(env!("CARGO_BIN_EXE_serve")).with_file_name("libpalisade_native.so");
     let site = run(tool("python").args(["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]));
