@@ -134,13 +134,11 @@ fn ctrl_z_stops_the_job_and_fg_goes_on_with_it() {
 fn a_background_job_is_stopped_when_it_reads_and_can_be_brought_forward() {
     let fixture = Fixture::new();
     let mut shell = shell(&fixture, &["-i"]);
+    // The shell reports a stopped job at once. `fg` continues a job only if the shell knows that it is stopped.
+    shell.press("set -b\n");
     shell.press("palisade run --ttl 1m x -- sh -c 'read a; echo \"got $a\"' &\n");
     until("the job holds the lock", || fixture.is_held("x"));
-    shell.press("\n");
-    until("the job is stopped", || {
-        let state = std::fs::read_to_string(format!("/proc/{}/stat", holder_pid(&fixture))).unwrap_or_default();
-        state.contains(") T ")
-    });
+    shell.wait_for("Stopped");
     shell.press("fg\n");
     shell.press("line\n");
     shell.wait_for("got line");
