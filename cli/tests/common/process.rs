@@ -71,7 +71,7 @@ impl Process {
         kill_process(self.pid(), signal).unwrap_or_else(|error| panic!("{}: {error}", self.name));
     }
 
-    /// Waits for the next line of stderr; `None` if there is none.
+    /// Waits for the next line of stderr; `None` at its end.
     pub(crate) fn next_line(&self) -> Option<String> {
         self.next_line_by(Instant::now() + TIMEOUT)
     }

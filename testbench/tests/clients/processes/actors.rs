@@ -51,7 +51,7 @@ impl Worker {
         Worker(WorkerProcess::spawn(command).expect("a worker can be started"))
     }
 
-    /// Connects. The file may be busy for so long that an attempt is given up.
+    /// Connects. Tries again when a busy file makes an attempt time out.
     pub(crate) fn connect(&mut self, place: &TempStore, ttl_ms: u64) {
         let reply = self.ask_again(&format!("connect {} {ttl_ms}", place.url()));
         assert_eq!(reply, "connected");

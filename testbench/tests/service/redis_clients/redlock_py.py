@@ -31,7 +31,7 @@ if has_tokens:
 locks.unlock(second)
 assert server.get("redlock-py") is None
 
-# A lock whose time is over is free. A grant that took longer than its time is none, and is asked for again.
+# Redis frees a lock at the end of its time. The client repeats a request whose grant came later than that.
 patient = Redlock([f"redis://127.0.0.1:{port}/0"], retry_count=3_000, retry_delay=0.02)
 assert patient.lock("redlock-py-short", 500)
 patient.unlock(patient.lock("redlock-py-short", 60_000))
